@@ -1,0 +1,94 @@
+"""Train backends: turn a batch and an objective into an optimizer step.
+
+A backend lives in the trainer process. The controller talks to it through `miles_core.training.worker`, so the
+controller itself never imports torch.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from miles_core.contracts.component import Component, ConfigT
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    from miles_core.contracts.objective import Objective
+    from miles_core.data.group import Batch
+    from miles_core.data.trajectory import Trajectory
+
+__all__ = ["BackendStart", "StepReport", "TrainBackend", "WeightStream"]
+
+WeightStream = Iterable[tuple[str, "torch.Tensor"]]
+"""(checkpoint name, tensor) pairs, one at a time, gathered from shards. Tied weights appear once."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class BackendStart:
+    """What a run tells a backend when it starts."""
+
+    model_directory: Path
+    dtype: str
+    seed: int
+    temperature: float
+    total_steps: int
+    rank: int = 0
+    world_size: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StepReport:
+    """What one optimizer step was: `metrics` are plain finite numbers, `seconds` by phase."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    metrics: Mapping[str, float]
+    seconds: Mapping[str, float]
+
+
+class TrainBackend(Component[ConfigT], abc.ABC):
+    """Owns the trained model, its optimizer and its random state."""
+
+    @abc.abstractmethod
+    def start(self, start: BackendStart) -> None:
+        """Load the model. Raises `ModelError` when it cannot be trained with this backend."""
+
+    @abc.abstractmethod
+    def logprobs(self, trajectories: Iterable[Trajectory]) -> list[NDArray[np.float32]]:
+        """Log-prob of every token of each trajectory under the current weights, float32 [T] each, at the sampling
+        temperature (natural log); entry 0 is 0, no prefix predicts it. Does not touch gradients."""
+
+    @abc.abstractmethod
+    def train_step(self, batch: Batch, objective: Objective) -> StepReport:
+        """One optimizer step on the whole batch. Raises `NumericsError` before the optimizer moves when the loss, an
+        advantage or a gradient is not finite, naming the trajectories."""
+
+    @abc.abstractmethod
+    def named_weights(self) -> WeightStream:
+        """The current weights under their Hugging Face checkpoint names."""
+
+    @abc.abstractmethod
+    def save(self, directory: Path) -> None:
+        """Everything a bit-identical continuation needs: weights, optimizer, scheduler, random state."""
+
+    @abc.abstractmethod
+    def load(self, directory: Path) -> None:
+        """The inverse of `save`."""
+
+    @abc.abstractmethod
+    def export(self, directory: Path) -> None:
+        """A Hugging Face model directory that `transformers` loads."""
+
+    def sleep(self) -> None:
+        """Release the accelerator's memory while the engines use it. Default: nothing to release."""
+
+    def wake(self) -> None:
+        """The inverse of `sleep`."""

@@ -1,0 +1,133 @@
+"""Inference engines: token ids in, sampled token ids with log-probs and versions out.
+
+The wire protocol is SGLang's native `/generate`; `Engine` components know how to reach or start servers that
+speak it, `EngineClient` is what environments call.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from miles_core.contracts.component import Component, ConfigT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from miles_core.contracts.launchers import Launcher
+
+__all__ = ["Engine", "EngineClient", "EngineFleet", "EngineStart", "Generation", "PauseMode", "Sampling"]
+
+PauseMode = Literal["retract", "in_place", "abort"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How to sample. `temperature` 0 is greedy. `seed` makes the generation a function of weights and request."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens is {self.max_new_tokens}, must be at least 1")
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature is {self.temperature}, must be 0 (greedy) or above")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}, must be in (0, 1]")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Generation:
+    """One finished generation, as the engine sampled it.
+
+    `token_ids` int32 [n], `logprobs` float32 [n] at the sampling temperature, `versions` int32 [n] the policy
+    version that sampled each token. `finish_reason` is `stop`, `length` or `abort` (partial tokens are kept).
+    `routed_experts` is int32 [rows, layers, k] for the positions from `routed_start` on, when asked for.
+    """
+
+    token_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+    finish_reason: str
+    engine: str
+    prompt_tokens: int
+    cached_tokens: int
+    started: float
+    finished: float
+    text: str = ""
+    routed_experts: NDArray[np.int32] | None = None
+    routed_start: int = 0
+
+
+class EngineClient(Protocol):
+    """What an environment sees of inference."""
+
+    async def generate(
+        self, input_ids: Sequence[int], sampling: Sampling, *, routing_key: str = "", priority: int = 0
+    ) -> Generation:
+        """Sample a continuation of `input_ids`. Requests with one `routing_key` go to the engine that holds its
+        prefix. Raises `EngineRefusal` for a bad request, `EngineUnavailable` past the deadline."""
+        ...
+
+
+class EngineFleet(Protocol):
+    """What publishing sees of the engines of a run."""
+
+    @property
+    def urls(self) -> list[str]: ...
+
+    def paused(self, mode: PauseMode) -> AbstractAsyncContextManager[None]:
+        """All engines are paused inside the block, and go on after it whatever happened."""
+        ...
+
+    async def checksums(self, url: str) -> Mapping[str, str]:
+        """Checksum (xxh3-128, hexadecimal) of every tensor that the engine serves now, by checkpoint name."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class EngineStart:
+    """What a run tells an engine component that has to launch servers."""
+
+    model_directory: Path
+    dtype: str
+    run_directory: Path
+    wait_for_weights: bool
+    policy_version: int
+    environment: dict[str, str]
+
+
+class Engine(Component[ConfigT], abc.ABC):
+    """Reaches, or launches, the inference servers of a run."""
+
+    @abc.abstractmethod
+    async def start(self, launcher: Launcher, start: EngineStart) -> list[str]:
+        """Base URLs of servers that answer `/health`. Servers are either the user's (a URL list) or launched
+        through `launcher`, which owns their lifetime."""
+
+    @abc.abstractmethod
+    async def stop(self) -> None:
+        """Stop what `start` launched, never what the user runs."""
+
+    def restarts(self) -> AsyncIterator[str]:
+        """URLs of servers replaced while the run goes on; they serve nothing until they hold the current version."""
+
+        async def none() -> AsyncIterator[str]:
+            return
+            yield ""
+
+        return none()

@@ -1,0 +1,58 @@
+"""What event hooks receive: small frozen records, safe to keep."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = ["CheckpointSaved", "EvaluationPoint", "RunInfo", "VersionPublished"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RunInfo:
+    """A run: its id, directory, resolved config (plain JSON data), and whether it continues an earlier process."""
+
+    run_id: str
+    directory: Path
+    config: Mapping[str, object]
+    resumed: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class VersionPublished:
+    """A version that every engine acknowledged. `seconds` in all, of which the engines were paused `paused_seconds`."""
+
+    version: int
+    transport: str
+    nbytes: int
+    engines: int
+    seconds: float
+    paused_seconds: float
+    verify_seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointSaved:
+    """A complete checkpoint: the policy version and the step after which it was taken."""
+
+    step: int
+    version: int
+    directory: Path
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationPoint:
+    """One evaluation of one data set under one policy version. `standard_error` is over prompts."""
+
+    dataset: str
+    version: int
+    mode: str
+    prompts: int
+    samples: int
+    mean: float
+    standard_error: float
+    truncated: float
+    missing: int
+    pass_at: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0

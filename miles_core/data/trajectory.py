@@ -1,0 +1,163 @@
+"""A trajectory: one contiguous training sequence, exactly as the policy sampled it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["NOT_SAMPLED", "Status", "Trajectory", "Turn"]
+
+NOT_SAMPLED = -1
+"""Value in `Trajectory.versions` of a token that the model did not sample."""
+
+
+class Status(enum.StrEnum):
+    """How an episode ended. Infrastructure failures are `failed`, never a reward of 0."""
+
+    COMPLETED = "completed"
+    TRUNCATED = "truncated"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """One engine generation inside a trajectory: tokens `start` to `stop` (exclusive) were sampled by it.
+
+    `started` and `finished` are seconds since the epoch. `cached_tokens` of the `start` prompt tokens came from
+    the engine's prefix cache.
+    """
+
+    start: int
+    stop: int
+    finish_reason: str
+    engine: str
+    cached_tokens: int = 0
+    started: float = 0.0
+    finished: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Trajectory:
+    """Columns over the T tokens of one training sequence. Immutable: the arrays are made read-only.
+
+    | field | dtype, shape | meaning |
+    |---|---|---|
+    | `token_ids` | int32 [T] | |
+    | `loss_mask` | bool [T] | true on sampled tokens that train |
+    | `logprobs` | float32 [T] | rollout log-prob (natural log, at the sampling temperature) of a sampled token, 0 elsewhere |
+    | `versions` | int32 [T] | policy version that sampled the token, `NOT_SAMPLED` elsewhere |
+    | `routed_experts` | int16 or int32 [T−1, layers, k], optional | row i routed the position that predicts token i+1 |
+
+    Raises `ValueError` when columns disagree: the law is that every masked-in token was sampled, and every
+    sampled token has a finite log-prob of at most 0 and a version.
+    """
+
+    token_ids: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+    prompt_id: str
+    group_id: str
+    episode_id: str
+    trajectory_id: str
+    turns: tuple[Turn, ...] = ()
+    routed_experts: NDArray[np.integer] | None = None
+    reward: float | Mapping[str, float] | None = None
+    status: Status = Status.COMPLETED
+
+    def __post_init__(self) -> None:
+        for name, dtype in (
+            ("token_ids", np.int32),
+            ("loss_mask", np.bool_),
+            ("logprobs", np.float32),
+            ("versions", np.int32),
+        ):
+            column = np.asarray(getattr(self, name))
+            if column.ndim != 1:
+                raise ValueError(f"{self.trajectory_id}: {name} has shape {column.shape}, expected one dimension")
+            if column.dtype != dtype and name != "loss_mask" and column.size and column.dtype.kind not in "iuf":
+                raise ValueError(f"{self.trajectory_id}: {name} has dtype {column.dtype}, expected {np.dtype(dtype)}")
+            column = column.astype(dtype, copy=True)
+            column.setflags(write=False)
+            object.__setattr__(self, name, column)
+        length = len(self.token_ids)
+        for name in ("loss_mask", "logprobs", "versions"):
+            if len(getattr(self, name)) != length:
+                raise ValueError(
+                    f"{self.trajectory_id}: {name} has {len(getattr(self, name))} tokens, token_ids {length}"
+                )
+        if length and int(self.token_ids.min()) < 0:
+            raise ValueError(f"{self.trajectory_id}: negative token id {int(self.token_ids.min())}")
+        sampled = self.versions != NOT_SAMPLED
+        if bool((self.loss_mask & ~sampled).any()):
+            first = int(np.flatnonzero(self.loss_mask & ~sampled)[0])
+            raise ValueError(f"{self.trajectory_id}: token {first} trains but has no version: it was not sampled")
+        if not bool(np.isfinite(self.logprobs).all()):
+            first = int(np.flatnonzero(~np.isfinite(self.logprobs))[0])
+            raise ValueError(f"{self.trajectory_id}: log-prob of token {first} is {self.logprobs[first]}")
+        if length and float(self.logprobs.max()) > 1e-4:
+            first = int(self.logprobs.argmax())
+            raise ValueError(f"{self.trajectory_id}: log-prob of token {first} is {self.logprobs[first]}, above 0")
+        if bool((self.logprobs[~sampled] != 0).any()):
+            first = int(np.flatnonzero((self.logprobs != 0) & ~sampled)[0])
+            raise ValueError(f"{self.trajectory_id}: token {first} was not sampled but has a log-prob")
+        self._check_routed_experts(length)
+        for turn in self.turns:
+            if not 0 <= turn.start <= turn.stop <= length:
+                raise ValueError(f"{self.trajectory_id}: turn {turn.start}..{turn.stop} outside {length} tokens")
+
+    def _check_routed_experts(self, length: int) -> None:
+        if self.routed_experts is None:
+            return
+        routes = np.asarray(self.routed_experts)
+        if routes.ndim != 3 or routes.shape[0] != max(length - 1, 0):
+            raise ValueError(
+                f"{self.trajectory_id}: routed_experts has shape {routes.shape}, expected [{length - 1}, layers, k]; "
+                "a missing row is an error, never padded"
+            )
+        if routes.dtype not in (np.int16, np.int32):
+            raise ValueError(f"{self.trajectory_id}: routed_experts is {routes.dtype}, expected int16 or int32")
+        routes = routes.copy()
+        routes.setflags(write=False)
+        object.__setattr__(self, "routed_experts", routes)
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens before the first sampled one (all of them when none was sampled)."""
+        sampled = np.flatnonzero(self.versions != NOT_SAMPLED)
+        return int(sampled[0]) if len(sampled) else len(self)
+
+    @property
+    def trainable_tokens(self) -> int:
+        return int(self.loss_mask.sum())
+
+    @property
+    def oldest_version(self) -> int | None:
+        """Version of the oldest sampled token, None when nothing was sampled."""
+        sampled = self.versions[self.versions != NOT_SAMPLED]
+        return int(sampled.min()) if len(sampled) else None
+
+    def scalar_reward(self, key: str | None = None) -> float:
+        """The one number that trains. Raises `ValueError` when there is none, or when it is not finite."""
+        reward = self.reward
+        if isinstance(reward, Mapping):
+            if key is None or key not in reward:
+                raise ValueError(
+                    f"{self.trajectory_id}: the reward is a mapping with keys {sorted(reward)}; "
+                    f"[reward] reward_key is {key!r} and must name one of them"
+                )
+            reward = reward[key]
+        if reward is None:
+            raise ValueError(f"{self.trajectory_id}: no reward")
+        if not math.isfinite(reward):
+            raise ValueError(f"{self.trajectory_id}: reward is {reward}")
+        return float(reward)
