@@ -1,0 +1,257 @@
+"""The sections of a run config. Component sections hold `use` and the component's own keys, which its plugin validates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+__all__ = [
+    "ComponentList",
+    "ComponentSection",
+    "EvaluationDataset",
+    "EvaluationSection",
+    "FiltersSection",
+    "ModelSection",
+    "ObjectiveSection",
+    "PluginsSection",
+    "RewardSection",
+    "RunSection",
+    "SamplingSection",
+    "ScheduleSection",
+    "Section",
+    "TrackersSection",
+]
+
+
+class Section(BaseModel):
+    """A frozen section: unknown keys are refused, and the string under a field is its documentation."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ComponentSection(BaseModel):
+    """Chooses a component by name; every other key belongs to that component and is validated by its plugin."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
+
+    use: str
+    """Name of the component, as a plugin registers it."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The component's own keys."""
+        return dict(self.model_extra or {})
+
+
+def _named(value: object) -> object:
+    """`engine = "embedded"` is short for `[engine] use = "embedded"`."""
+    return {"use": value} if isinstance(value, str) else value
+
+
+Named = Annotated[ComponentSection, BeforeValidator(_named)]
+
+
+def _listed(value: object) -> object:
+    """`filters = ["nonzero_std"]` is short for `[filters] use = ["nonzero_std"]`."""
+    return {"use": value} if isinstance(value, list) else value
+
+
+class ComponentList(BaseModel):
+    """A list of components by name; `[section.NAME]` holds the keys of the component NAME."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
+
+    use: tuple[str, ...] = ()
+    """Names of the components, in order."""
+
+    def settings(self, name: str) -> Any:
+        return (self.model_extra or {}).get(name, {})
+
+
+class FiltersSection(ComponentList):
+    """Group filters, applied in order to every finished group."""
+
+
+class TrackersSection(ComponentList):
+    """Where metrics go."""
+
+    use: tuple[str, ...] = ("sqlite", "console")
+    """Names of the trackers."""
+
+
+class PluginsSection(Section):
+    """Which plugins load."""
+
+    enable: tuple[str, ...] | None = None
+    """Plugin names to load; without it, everything installed loads."""
+
+
+class RunSection(Section):
+    """The run as a whole."""
+
+    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
+    """Name of the run: its directory is `directory/name`."""
+
+    directory: Path = Path("runs")
+    """Where run directories are made. Relative paths start at the working directory."""
+
+    steps: int = Field(ge=1)
+    """Optimizer steps to take."""
+
+    seed: int = Field(default=0, ge=0)
+    """Seed of everything random: data order, sampling, initialisation."""
+
+    checkpoint_every: int = Field(default=0, ge=0)
+    """Steps between checkpoints; 0 saves only at the end."""
+
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """How many of the newest checkpoints stay on disk."""
+
+    export: bool = True
+    """Write a Hugging Face directory of the trained model at the end."""
+
+
+class ModelSection(Section):
+    """The policy."""
+
+    path: str
+    """Hugging Face id, directory, `.gguf` file, `package:NAME` (weights inside a Python package), or `tiny:SEED`."""
+
+    family: Named = Field(default=ComponentSection(use="chatml"), validate_default=True)
+    """Model family that renders and parses messages."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of weights and compute, in trainer and engine alike."""
+
+
+class SamplingSection(Section):
+    """How episodes are sampled."""
+
+    max_new_tokens: int = Field(ge=1)
+    """Most tokens of one turn."""
+
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature; log-probs are taken at it on both sides."""
+
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling mass. Below 1 the sampled distribution is no longer the one that log-probs describe."""
+
+    top_k: int = Field(default=-1, ge=-1)
+    """Sample among the k likeliest tokens; −1 for all."""
+
+    min_p: float = Field(default=0.0, ge=0, lt=1)
+    """Drop tokens below this fraction of the likeliest one's probability."""
+
+    stop: tuple[str, ...] = ()
+    """Strings that end a turn."""
+
+    stop_token_ids: tuple[int, ...] = ()
+    """Token ids that end a turn, beside the family's own."""
+
+    max_tokens: int = Field(default=0, ge=0)
+    """Most tokens of a trajectory, prompt included; 0 for the model's own limit."""
+
+
+class ScheduleSection(Section):
+    """When episodes run and what a batch is."""
+
+    mode: Literal["sync", "async"] = "sync"
+    """`sync` alternates rollout and training; `async` overlaps them."""
+
+    batch_groups: int = Field(ge=1)
+    """Groups that one optimizer step consumes."""
+
+    group_size: int = Field(ge=1)
+    """Episodes of one group."""
+
+    episode_timeout: float = Field(default=600.0, gt=0)
+    """Seconds that an episode may take before it is `failed`."""
+
+    retries: int = Field(default=2, ge=0)
+    """How often a group with a failed or aborted episode is tried again before it is dropped."""
+
+    max_drops: int = Field(default=0, ge=0)
+    """Stop the run when one step has dropped this many groups; 0 means 20 × batch_groups."""
+
+    pause: Literal["retract", "in_place", "abort"] = "retract"
+    """What happens to requests in flight when weights change."""
+
+    max_running: int = Field(default=0, ge=0)
+    """async: most episodes that run at once; 0 means 2 × batch_groups × group_size."""
+
+    slot: Literal["episode", "group"] = "episode"
+    """async: a finished episode frees its slot, or only the whole group does."""
+
+    capacity: int = Field(default=2, ge=1)
+    """async: the buffer holds capacity × batch_groups finished groups."""
+
+    max_staleness: int = Field(default=2, ge=0)
+    """async: most policy versions between the oldest token of a group and the trainer."""
+
+    stale: Literal["drop", "retry"] = "drop"
+    """async: what happens to a group over `max_staleness`."""
+
+    order: Literal["fifo", "freshest", "oldest_issue"] = "fifo"
+    """async: which finished groups are trained first."""
+
+
+class ObjectiveSection(BaseModel):
+    """What is optimised. `[objective.NAME]` holds the keys of the algorithm, term or correction NAME."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
+
+    algorithm: str = "grpo"
+    """Advantage estimator."""
+
+    terms: tuple[str, ...] = ("policy",)
+    """Additive loss terms."""
+
+    corrections: tuple[str, ...] = ()
+    """Corrections of the train/rollout mismatch, multiplied."""
+
+    aggregation: Literal["token", "sequence", "constant"] = "token"
+    """How token losses become one number: mean over tokens, mean of episode means, or a constant denominator."""
+
+    constant_length: int = Field(default=0, ge=0)
+    """Denominator per episode of `aggregation = "constant"`; 0 takes `[sampling] max_new_tokens`."""
+
+    def settings(self, name: str) -> Any:
+        return (self.model_extra or {}).get(name, {})
+
+
+class RewardSection(ComponentSection):
+    """What episodes are worth."""
+
+    reward_key: str | None = None
+    """Which entry of a mapping reward trains."""
+
+
+class EvaluationDataset(ComponentSection):
+    """One held-out data set; the other keys belong to its data source."""
+
+    name: str = Field(min_length=1)
+    """Name in metrics and report."""
+
+    prompts: int = Field(default=0, ge=0)
+    """How many rows to take, from the first; 0 for all."""
+
+    samples: int = Field(default=1, ge=1)
+    """Episodes a prompt, for pass@k."""
+
+    greedy: bool = False
+    """Also measure greedy decoding, once a prompt."""
+
+
+class EvaluationSection(Section):
+    """When and on what the policy is measured."""
+
+    every: int = Field(default=0, ge=0)
+    """Steps between evaluations; 0 for none but the first and the last."""
+
+    at_start: bool = True
+    """Measure the policy before the first step."""
+
+    datasets: tuple[EvaluationDataset, ...] = ()
+    """The held-out data sets."""
