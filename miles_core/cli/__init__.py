@@ -1,0 +1,1 @@
+"""The `miles` command: one module a command, loaded when it is called."""

@@ -1,0 +1,1 @@
+"""Held-out evaluation, filed under the policy version that it measured."""

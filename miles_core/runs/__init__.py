@@ -1,0 +1,1 @@
+"""A run on disk and in motion: directory, ledger, metrics, the loop, report, audit."""

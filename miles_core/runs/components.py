@@ -1,0 +1,93 @@
+"""From a validated config to component instances, in the controller process."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from miles_core.config.run import RunConfig
+from miles_core.contracts.engines import Engine, Sampling
+from miles_core.contracts.environments import GenerateEnvironment
+from miles_core.contracts.families import ModelFamily
+from miles_core.contracts.filters import GroupFilter
+from miles_core.contracts.launchers import Launcher
+from miles_core.contracts.rewards import Reward
+from miles_core.contracts.sources import DataSource
+from miles_core.contracts.trackers import Tracker
+from miles_core.contracts.transports import WeightTransport
+from miles_core.plugins import PluginManager
+
+__all__ = ["Components", "build_components", "greedy", "sampling_of"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Components:
+    """Everything in the controller that the config chose by name."""
+
+    family: ModelFamily[Any]
+    source: DataSource[Any]
+    environment: GenerateEnvironment[Any]
+    reward: Reward[Any]
+    filters: tuple[tuple[str, GroupFilter[Any]], ...]
+    engine: Engine[Any]
+    transport: WeightTransport[Any]
+    launcher: Launcher[Any]
+    trackers: tuple[Tracker[Any], ...]
+    evaluation_sources: tuple[DataSource[Any], ...]
+
+
+def build_components(config: RunConfig, plugins: PluginManager) -> Components:
+    """Raises what a component's constructor or its section's validation raises, attributed to its plugin."""
+    create = plugins.create
+    family = create("miles_model_families", config.model.family.use, config.model.family.settings, ModelFamily)  # type: ignore[type-abstract]
+    environment = create(
+        "miles_generate_environments",
+        config.environment.use,
+        config.environment.settings,
+        GenerateEnvironment,  # type: ignore[type-abstract]
+    )
+    return Components(
+        family=family,
+        source=create("miles_data_sources", config.data.use, config.data.settings, DataSource),  # type: ignore[type-abstract]
+        environment=environment,
+        reward=create("miles_rewards", config.reward.use, config.reward.settings, Reward),  # type: ignore[type-abstract]
+        filters=tuple(
+            (name, create("miles_group_filters", name, config.filters.settings(name), GroupFilter))  # type: ignore[type-abstract]
+            for name in config.filters.use
+        ),
+        engine=create("miles_engines", config.engine.use, config.engine.settings, Engine),  # type: ignore[type-abstract]
+        transport=create(
+            "miles_weight_transports",
+            config.transport.use,
+            config.transport.settings,
+            WeightTransport,  # type: ignore[type-abstract]
+        ),
+        launcher=create("miles_launchers", config.launcher.use, config.launcher.settings, Launcher),  # type: ignore[type-abstract]
+        trackers=tuple(
+            create("miles_trackers", name, config.trackers.settings(name), Tracker)  # type: ignore[type-abstract]
+            for name in config.trackers.use
+        ),
+        evaluation_sources=tuple(
+            create("miles_data_sources", d.use, d.settings, DataSource)  # type: ignore[type-abstract]
+            for d in config.evaluation.datasets
+        ),
+    )
+
+
+def sampling_of(config: RunConfig, stop_token_ids: tuple[int, ...]) -> Sampling:
+    """The run's sampling; `stop_token_ids` are the family's own, added to the config's."""
+    section = config.sampling
+    return Sampling(
+        max_new_tokens=section.max_new_tokens,
+        temperature=section.temperature,
+        top_p=section.top_p,
+        top_k=section.top_k,
+        min_p=section.min_p,
+        stop=section.stop,
+        stop_token_ids=tuple(dict.fromkeys((*stop_token_ids, *section.stop_token_ids))),
+    )
+
+
+def greedy(sampling: Sampling) -> Sampling:
+    """The same limits and stops, without randomness."""
+    return dataclasses.replace(sampling, temperature=0.0, top_p=1.0, top_k=-1, min_p=0.0)

@@ -1,0 +1,384 @@
+"""The run loop: source → scheduler → environment ↔ engines → reward → filter → batch → step → publish.
+
+Synchronous and asynchronous runs share this loop; the mode is the scheduler's policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from miles_core.config.load import LoadedConfig
+from miles_core.contracts.backends import BackendStart, StepReport
+from miles_core.contracts.engines import EngineStart
+from miles_core.contracts.events import CheckpointSaved, EvaluationPoint, RunInfo
+from miles_core.contracts.families import Tokenizer
+from miles_core.contracts.transports import WeightReceiver
+from miles_core.data.group import Batch, Group, Prompt
+from miles_core.data.parquet import write_rollouts
+from miles_core.data.tokenizer import load_tokenizer
+from miles_core.engines.pool import EnginePool
+from miles_core.errors import RunDirectoryError
+from miles_core.evaluation.evaluate import EvaluationSet, evaluate
+from miles_core.models.reference import resolve_model
+from miles_core.plugins import PluginManager
+from miles_core.rollout.admission import EngineHold
+from miles_core.rollout.episodes import score_group
+from miles_core.rollout.ledger import Ledger
+from miles_core.rollout.order import PromptOrder
+from miles_core.rollout.producer import Producer
+from miles_core.rollout.scheduler import SchedulePolicy, Scheduler
+from miles_core.runs.atomic import atomic_directory, write_atomic
+from miles_core.runs.components import Components, build_components, greedy, sampling_of
+from miles_core.runs.directory import RunDirectory
+from miles_core.runs.metrics import MetricsStore
+from miles_core.runs.recording import Recorder, batch_metrics
+from miles_core.runs.trainer import TrainerClient
+from miles_core.sync.transaction import publish
+
+__all__ = ["RunResult", "train"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RunResult:
+    """How a run ended: steps taken in all, and the evaluation points of this process, in order."""
+
+    directory: Path
+    steps: int
+    points: tuple[EvaluationPoint, ...]
+    seconds: float
+
+
+def train(
+    loaded: LoadedConfig,
+    plugins: PluginManager,
+    directory: RunDirectory,
+    *,
+    observer: Callable[[Run], Any] | None = None,
+) -> RunResult:
+    """Run, or continue, a training run in `directory` (locked by the caller). `observer` is given the run before it
+    starts, for a live panel."""
+    run = Run(loaded, plugins, directory)
+    if observer is not None:
+        observer(run)
+    return asyncio.run(run.run())
+
+
+class Run:
+    """One process's part of a run. Public attributes may be read while it goes (the live panel does)."""
+
+    def __init__(self, loaded: LoadedConfig, plugins: PluginManager, directory: RunDirectory) -> None:
+        self.config = loaded.config
+        self.directory = directory
+        self.plugins = plugins
+        self.components: Components = build_components(self.config, plugins)
+        self._loaded = loaded
+        self.step = 0
+        self.points: list[EvaluationPoint] = []
+        self.last: dict[str, float] = {}
+        self.producer: Producer | None = None
+        self.recorder: Recorder | None = None
+        self._batch_seconds = 0.0
+
+    async def run(self) -> RunResult:
+        """Take the steps that are left. Everything started is stopped, also after a failure."""
+        begin = time.perf_counter()
+        info = RunInfo(
+            run_id=self.config.run.name,
+            directory=self.directory.path,
+            config=self._loaded.resolved(),
+            resumed=self.directory.ledger_file.exists(),
+        )
+        self.directory.remove_temporary()
+        self._store = MetricsStore(self.directory.metrics_file)
+        self._ledger = Ledger(self.directory.ledger_file)
+        self._record = self.recorder = Recorder(info, self.plugins, self.components.trackers, self._store)
+        error: BaseException | None = None
+        try:
+            await self._start(info)
+            await self._steps()
+            await self._finish()
+        except BaseException as failure:
+            error = failure
+            raise
+        finally:
+            await self._stop()
+            self._record.emit("miles_run_finished", error=error)
+            self._record.close()
+            self._ledger.close()
+            self._store.close()
+        return RunResult(
+            directory=self.directory.path,
+            steps=self.step,
+            points=tuple(self.points),
+            seconds=time.perf_counter() - begin,
+        )
+
+    # Starting and stopping.
+
+    async def _start(self, info: RunInfo) -> None:
+        config, parts = self.config, self.components
+        with self._record.span("controller", "start", 0):
+            model = await asyncio.to_thread(resolve_model, config.model.path)
+            tokenizer = load_tokenizer(model.directory)
+            self._checkpoint = self._last_checkpoint()
+            self.step = 0 if self._checkpoint is None else self._checkpoint[0]
+            engine_start = EngineStart(
+                model_directory=model.directory,
+                dtype=config.model.dtype,
+                run_directory=self.directory.path,
+                wait_for_weights=True,
+                policy_version=self.step,
+                environment={},
+            )
+            launched = await asyncio.gather(
+                parts.engine.start(parts.launcher, engine_start),
+                self._start_trainer(model.directory),
+                parts.reward.setup(),
+            )
+            self._pool = EnginePool(launched[0])
+            self._hold = EngineHold(self._pool)
+            self._receiver: WeightReceiver = parts.transport.receiver(self.directory.path)
+            self._rewind()
+            await self._publish(self.step)
+        parts.environment.bind(parts.family, tokenizer)
+        self._score = partial(score_group, reward=parts.reward, reward_key=config.reward.reward_key)
+        self._make_producer(tokenizer)
+        self._sets = self._evaluation_sets(tokenizer)
+        self._record.emit("miles_run_started")
+
+    async def _start_trainer(self, model_directory: Path) -> None:
+        config = self.config
+        self._trainer = await TrainerClient.launch(
+            self.components.launcher, log=self.directory.log_file("trainer"), threads=0
+        )
+        start = BackendStart(
+            model_directory=model_directory,
+            dtype=config.model.dtype,
+            seed=config.run.seed,
+            temperature=config.sampling.temperature,
+            total_steps=config.run.steps,
+        )
+        await self._trainer.start(self._loaded.resolved(), start, self.directory.path)
+        if self._checkpoint is not None:
+            await self._trainer.load(self._checkpoint[1] / "backend")
+
+    def _last_checkpoint(self) -> tuple[int, Path] | None:
+        found = self.directory.checkpoints()
+        return found[-1] if found else None
+
+    def _rewind(self) -> None:
+        """Bring ledger and metrics back to the checkpoint: later steps are taken again."""
+        self._ledger.rewind(self.step)
+        self._ledger.check()
+        self._store.rewind(self.step)
+
+    def _make_producer(self, tokenizer: Tokenizer) -> None:
+        config, parts = self.config, self.components
+        schedule = config.schedule
+        order = PromptOrder(len(parts.source), config.run.seed, shuffle=True)
+
+        def prompt_at(position: int) -> Prompt:
+            epoch, index = order.row(position)
+            return parts.source.prompt(index, epoch=epoch)
+
+        policy = SchedulePolicy(
+            mode=schedule.mode,
+            batch_groups=schedule.batch_groups,
+            group_size=schedule.group_size,
+            retries=schedule.retries,
+            max_drops=schedule.max_drops,
+            max_running=schedule.max_running or 2 * schedule.batch_groups * schedule.group_size,
+            slot=schedule.slot,
+            capacity=schedule.capacity,
+            max_staleness=schedule.max_staleness,
+            stale=schedule.stale,
+            order=schedule.order,
+        )
+        self.scheduler = Scheduler(policy, self._ledger, prompt_at, seed=config.run.seed)
+        self._sampling = sampling_of(config, _stop_ids(parts, tokenizer))
+        self.producer = Producer(
+            self.scheduler,
+            parts.environment,
+            self._hold,
+            self._score,
+            parts.filters,
+            sampling=self._sampling,
+            max_tokens=config.sampling.max_tokens,
+            episode_timeout=schedule.episode_timeout,
+            ordered=schedule.mode == "sync",
+            reward_key=config.reward.reward_key,
+            on_finished=lambda group: self._record.emit("miles_group_finished", group=group),
+            on_dropped=lambda group_id, reason: self._record.emit(
+                "miles_group_dropped", group_id=group_id, reason=reason
+            ),
+        )
+
+    def _evaluation_sets(self, tokenizer: Tokenizer) -> list[EvaluationSet]:
+        sets = []
+        for section, source in zip(self.config.evaluation.datasets, self.components.evaluation_sources, strict=True):
+            count = min(section.prompts or len(source), len(source))
+            prompts = tuple(source.prompt(index) for index in range(count))
+            common = {"name": section.name, "prompts": prompts, "max_tokens": self.config.sampling.max_tokens}
+            sets.append(EvaluationSet(**common, mode="sampled", samples=section.samples, sampling=self._sampling))
+            if section.greedy:
+                sets.append(EvaluationSet(**common, mode="greedy", samples=1, sampling=greedy(self._sampling)))
+        return sets
+
+    async def _stop(self) -> None:
+        """Stop in reverse order; every part is stopped even when one fails to."""
+        steps: list[Any] = []
+        if self.producer is not None:
+            steps.append(self.producer.stop)
+        if hasattr(self, "_receiver"):
+            steps.append(self._receiver.close)
+        if hasattr(self, "_pool"):
+            steps.append(self._pool.close)
+        if hasattr(self, "_trainer"):
+            steps.append(self._trainer.close)
+        steps += [self.components.engine.stop, self.components.reward.close, self.components.launcher.close]
+        failures = []
+        for stop in steps:
+            try:
+                await stop()
+            except Exception as failure:
+                failures.append(failure)
+        if failures:
+            raise ExceptionGroup("stopping the run failed in part", failures)
+
+    # Steps.
+
+    async def _steps(self) -> None:
+        assert self.producer is not None
+        every = self.config.evaluation.every
+        if self.step == 0 and self.config.evaluation.at_start and self._sets:
+            await self._evaluate()
+        while self.step < self.config.run.steps:
+            with self._record.span("rollout", "generate", self.step + 1):
+                groups = await self.producer.batch(self.step, self.step)
+            await self._train(groups)
+            last = self.step == self.config.run.steps
+            if self._sets and (last or (every and self.step % every == 0)):
+                await self._evaluate()
+            checkpoint_every = self.config.run.checkpoint_every
+            if last or (checkpoint_every and self.step % checkpoint_every == 0):
+                await self._save_checkpoint()
+
+    async def _train(self, groups: Sequence[Group]) -> None:
+        """One step, from a complete batch to engines that serve the new version."""
+        number = self.step + 1
+        batch = Batch(groups=tuple(groups), policy_version=self.step, step=self.step)
+        changed: Batch = self.plugins.chain("miles_batch_ready", "batch", batch, run=self._record.run)
+        if {g.group_id for g in changed.groups} != {g.group_id for g in batch.groups}:
+            raise RunDirectoryError(
+                "miles_batch_ready returned a batch of other groups; groups may not be added or lost"
+            )
+        write_rollouts(self.directory.rollout_file(number), changed.trajectories, step=number, policy_version=self.step)
+        self._record.emit("miles_before_train_step", batch=changed)
+        with self._record.span("trainer", "train", number):
+            report = await self._trainer.train_step(changed)
+        self._ledger.move([g.group_id for g in changed.groups], "trained", step=self.step, version=number)
+        self.step = number
+        self._log_step(changed, report)
+        self._record.emit("miles_after_train_step", batch=changed, report=report)
+        with self._record.span("trainer", "publish", number):
+            await self._publish(number)
+
+    def _log_step(self, batch: Batch, report: StepReport) -> None:
+        step = self.step
+        rollout = batch_metrics(batch, self.config.reward.reward_key)
+        rollout |= {f"dropped/{reason}": float(n) for reason, n in sorted(self.scheduler.dropped.items())}
+        training = {
+            "loss": report.loss,
+            "grad_norm": report.grad_norm,
+            "learning_rate": report.learning_rate,
+            **report.metrics,
+        }
+        self._record.log("rollout", step, rollout)
+        self._record.log("train", step, training)
+        self._record.log("time", step, {f"backend/{name}": value for name, value in report.seconds.items()})
+        pool = self._pool
+        hit = pool.cached_tokens / pool.prompt_tokens if pool.prompt_tokens else 0.0
+        self._record.log("time", step, {"engine/prefix_hit_rate": hit, "engine/sampled_tokens": pool.sampled_tokens})
+        self.last = {"reward": rollout["reward/mean"], "loss": report.loss, "grad_norm": report.grad_norm}
+
+    async def _publish(self, version: int) -> None:
+        published = await self._trainer.publish(version)
+        done = await publish(
+            published,
+            self._receiver,
+            self._pool,
+            mode=self.config.schedule.pause,
+            transport=self.config.transport.use,
+        )
+        self._record.log(
+            "publish",
+            version,
+            {
+                "seconds": done.seconds,
+                "paused_seconds": done.paused_seconds,
+                "verify_seconds": done.verify_seconds,
+                "bytes": float(done.nbytes),
+            },
+        )
+        self._record.emit("miles_version_published", published=done)
+
+    async def _evaluate(self) -> None:
+        """Measure every data set under the current version; new episodes wait, running ones go on."""
+        assert self.producer is not None
+        self.producer.hold()
+        try:
+            for dataset in self._sets:
+                with self._record.span("rollout", "evaluate", self.step):
+                    point, episodes = await evaluate(
+                        dataset,
+                        self.components.environment,
+                        self._hold,
+                        self._score,
+                        version=self.step,
+                        seed=self.config.run.seed,
+                        timeout=self.config.schedule.episode_timeout,
+                        reward_key=self.config.reward.reward_key,
+                    )
+                write_rollouts(
+                    self.directory.evaluation_file(dataset.name, dataset.mode, self.step),
+                    [t for e in episodes for t in e.trajectories],
+                    step=self.step,
+                    policy_version=self.step,
+                )
+                self.points.append(point)
+                self._record.point(point)
+        finally:
+            await self.producer.release()
+
+    async def _save_checkpoint(self) -> None:
+        path = self.directory.checkpoint(self.step)
+        with self._record.span("trainer", "checkpoint", self.step):
+            with atomic_directory(path) as temporary:
+                await self._trainer.save(temporary / "backend")
+                write_atomic(temporary / "state.json", orjson.dumps({"step": self.step, "version": self.step}))
+            self.directory.prune_checkpoints(self.config.run.keep_checkpoints)
+        self._record.emit(
+            "miles_checkpoint_saved", checkpoint=CheckpointSaved(step=self.step, version=self.step, directory=path)
+        )
+
+    async def _finish(self) -> None:
+        if self.config.run.export:
+            with (
+                self._record.span("trainer", "export", self.step),
+                atomic_directory(self.directory.export_directory) as temporary,
+            ):
+                await self._trainer.export(temporary)
+        self._record.log("time", self.step, {"trainer/peak_memory": float(await self._trainer.peak_memory())})
+        self._ledger.check()
+
+
+def _stop_ids(parts: Components, tokenizer: Tokenizer) -> tuple[int, ...]:
+    return tuple(tokenizer.special(token) for token in parts.family.stop_tokens())

@@ -1,0 +1,1 @@
+"""Publishing a policy version: one verified transaction for every transport."""

@@ -1,0 +1,188 @@
+"""A stub engine: the wire protocol without a model, for speed and fault tests.
+
+It answers `/generate` from a script, holds weights by checksum as an engine would, and can be told to misbehave.
+It never stands in for the embedded engine where numbers matter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from aiohttp import web
+
+from miles_core.sync.checksums import checksum
+
+__all__ = ["Script", "StubEngine", "hashed_script", "stub_engine"]
+
+Script = Callable[[Sequence[int], dict[str, Any]], Sequence[int]]
+"""(input ids, sampling params) → output ids. `max_new_tokens` is applied by the engine."""
+
+
+def hashed_script(vocabulary: int, length: int) -> Script:
+    """Ids that are a pure function of the input and the seed: `length` of them, in 0 to vocabulary − 1."""
+
+    def script(input_ids: Sequence[int], params: dict[str, Any]) -> Sequence[int]:
+        generator = np.random.default_rng([*input_ids, int(params.get("sampling_seed") or 0)])
+        ids: list[int] = generator.integers(0, vocabulary, length).tolist()
+        return ids
+
+    return script
+
+
+class StubEngine:
+    """State of one stub engine. Tests read and set its public attributes while it serves."""
+
+    def __init__(self, script: Script, *, latency: float = 0.0, version: int = 0) -> None:
+        self.script = script
+        self.latency = latency
+        self.version = version
+        self.weights: dict[str, str] = {}
+        self.staged: tuple[int, dict[str, str]] | None = None
+        self.requests: list[dict[str, Any]] = []
+        self.refuse_with: int | None = None
+        """Status to answer `/generate` with."""
+        self.garbage = False
+        """Answer `/generate` with JSON that is no generation."""
+        self.hang = False
+        """Take requests and never answer."""
+        self.corrupt_staging = False
+        """Report a wrong checksum for the first staged tensor."""
+        self.aborted: set[str] = set()
+        self._running = asyncio.Event()
+        self._running.set()
+
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=1 << 30)
+        routes = {
+            "/generate": self._generate,
+            "/abort_request": self._abort,
+            "/pause_generation": self._pause,
+            "/continue_generation": self._continue,
+            "/flush_cache": self._ok,
+            "/stage_weights": self._stage,
+            "/commit_weights": self._commit,
+            "/discard_weights": self._discard,
+            "/weights_checker": self._check,
+        }
+        app.add_routes([web.post(path, handler) for path, handler in routes.items()])
+        app.add_routes([web.get("/health", self._ok), web.get("/server_info", self._info)])
+        return app
+
+    @property
+    def paused(self) -> bool:
+        return not self._running.is_set()
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = orjson.loads(await request.read())
+        self.requests.append(body)
+        if self.refuse_with is not None:
+            return web.json_response({"error": {"message": "refused by the test"}}, status=self.refuse_with)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        if body.get("stream"):
+            await response.prepare(request)
+        if self.hang:
+            await asyncio.Event().wait()
+        await self._running.wait()
+        if self.latency:
+            await asyncio.sleep(self.latency)
+        answer = {"nonsense": True} if self.garbage else self._answer(body)
+        if not body.get("stream"):
+            return web.json_response(answer)
+        await response.write(b"data: " + orjson.dumps(answer) + b"\n\ndata: [DONE]\n\n")
+        await response.write_eof()
+        return response
+
+    def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        params = body.get("sampling_params") or {}
+        limit = int(params.get("max_new_tokens", 16))
+        wanted = list(self.script(body["input_ids"], params))
+        ids = wanted[:limit]
+        finish: dict[str, Any] = {"type": "length", "length": limit}
+        if len(wanted) <= limit:
+            finish = {"type": "stop", "matched": ids[-1] if ids else None}
+        if body["rid"] in self.aborted:
+            finish = {"type": "abort", "message": "aborted"}
+        return {
+            "output_ids": ids,
+            "text": "",
+            "meta_info": {
+                "id": body["rid"],
+                "finish_reason": finish,
+                "prompt_tokens": len(body["input_ids"]),
+                "completion_tokens": len(ids),
+                "cached_tokens": 0,
+                "weight_version": str(self.version),
+                "weight_versions": [{"version": str(self.version), "start": 0, "end": len(ids)}],
+                "output_token_logprobs": [[-1.0 - (i % 7) / 8, i, None] for i in ids],
+            },
+        }
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        self.aborted.add((await request.json()).get("rid", ""))
+        return web.json_response({"success": True})
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        self._running.clear()
+        return web.json_response({"success": True})
+
+    async def _continue(self, request: web.Request) -> web.Response:
+        self._running.set()
+        return web.json_response({"success": True})
+
+    async def _ok(self, request: web.Request) -> web.Response:
+        return web.json_response({"success": True})
+
+    async def _info(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": "stub", "weight_version": str(self.version)})
+
+    async def _stage(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        found = _read_checksums(Path(body["path"]), body["tensors"])
+        if self.corrupt_staging and found:
+            found[next(iter(found))] = "0" * 32
+        wrong = [t["name"] for t in body["tensors"] if found[t["name"]] != t["checksum"]]
+        if wrong and not self.corrupt_staging:
+            return web.json_response({"error": {"message": f"checksum of {wrong[0]}"}}, status=409)
+        self.staged = (int(body["weight_version"]), found)
+        return web.json_response({"success": True, "checksums": found})
+
+    async def _commit(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        if self.staged is None or self.staged[0] != int(body["weight_version"]):
+            return web.json_response({"error": {"message": "nothing staged under that version"}}, status=409)
+        self.version, self.weights = self.staged
+        self.staged = None
+        return web.json_response({"success": True})
+
+    async def _discard(self, request: web.Request) -> web.Response:
+        self.staged = None
+        return web.json_response({"success": True})
+
+    async def _check(self, request: web.Request) -> web.Response:
+        return web.json_response({"success": True, "checksums": self.weights, "weight_version": str(self.version)})
+
+
+def _read_checksums(path: Path, tensors: Sequence[dict[str, Any]]) -> dict[str, str]:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        return {t["name"]: checksum(view[t["offset"] : t["offset"] + t["nbytes"]]) for t in tensors}
+
+
+@asynccontextmanager
+async def stub_engine(engine: StubEngine) -> AsyncIterator[str]:
+    """Serve it on a free loopback port; yields its base URL."""
+    runner = web.AppRunner(engine.application(), shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,164 @@
+"""The trainer process: a backend, an objective and the sending end of a transport, driven by the controller.
+
+`python -m miles_core.training.worker` listens on a loopback port, prints `{"host", "port"}` as its ready line, takes
+one connection (authenticated by the key in `MILES_TRAINER_KEY`) and answers calls until it is closed. The process
+ends when its stdin does, so it never outlives the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from typing import Any
+
+from miles_core.config.load import loaded_from_tree
+from miles_core.config.run import RunConfig
+from miles_core.contracts.backends import BackendStart, StepReport, TrainBackend
+from miles_core.contracts.objective import AdvantageEstimator, Correction, LossTerm, Objective
+from miles_core.contracts.transports import Published, WeightTransport
+from miles_core.data.group import Batch
+from miles_core.objective.compose import WeightedTerm, compose
+from miles_core.plugins import PluginManager
+
+__all__ = ["TrainerService", "build_objective", "main"]
+
+KEY_VARIABLE = "MILES_TRAINER_KEY"
+
+
+def build_objective(config: RunConfig, plugins: PluginManager) -> Objective:
+    """The objective that `[objective]` describes, from the components that plugins registered."""
+    section = config.objective
+    estimator = plugins.create(
+        "miles_advantage_estimators",
+        section.algorithm,
+        section.settings(section.algorithm),
+        AdvantageEstimator,  # type: ignore[type-abstract]
+    )
+    terms = []
+    for name in section.terms:
+        settings = dict(section.settings(name))
+        coefficient = float(settings.pop("coefficient", 1.0))
+        term = plugins.create("miles_loss_terms", name, settings, LossTerm)  # type: ignore[type-abstract]
+        terms.append(WeightedTerm(name=name, term=term, coefficient=coefficient))
+    corrections = [
+        (name, plugins.create("miles_corrections", name, section.settings(name), Correction))  # type: ignore[type-abstract]
+        for name in section.corrections
+    ]
+    return compose(
+        estimator=estimator,
+        terms=terms,
+        corrections=corrections,
+        aggregation=section.aggregation,
+        constant_length=section.constant_length or config.sampling.max_new_tokens,
+    )
+
+
+class TrainerService:
+    """The calls that the controller makes, one method each."""
+
+    def __init__(self) -> None:
+        self._backend: TrainBackend[Any] | None = None
+        self._objective: Objective | None = None
+        self._sender: Any = None
+
+    @property
+    def backend(self) -> TrainBackend[Any]:
+        assert self._backend is not None, "a call before start"
+        return self._backend
+
+    def start(self, config_tree: Mapping[str, Any], start: BackendStart, run_directory: Path) -> None:
+        """Load plugins, backend and objective."""
+        config = loaded_from_tree(config_tree, {}).config
+        plugins = PluginManager.discover(enable=config.plugins.enable)
+        self._objective = build_objective(config, plugins)
+        backend = plugins.create(
+            "miles_train_backends",
+            config.backend.use,
+            config.backend.settings,
+            TrainBackend,  # type: ignore[type-abstract]
+        )
+        backend.start(start)
+        self._backend = backend
+        transport = plugins.create(
+            "miles_weight_transports",
+            config.transport.use,
+            config.transport.settings,
+            WeightTransport,  # type: ignore[type-abstract]
+        )
+        self._sender = transport.sender(run_directory)
+
+    def train_step(self, batch: Batch) -> StepReport:
+        assert self._objective is not None, "a call before start"
+        return self.backend.train_step(batch, self._objective)
+
+    def publish(self, version: int) -> Published:
+        """Hand the current weights to the transport."""
+        published: Published = self._sender.send(version, self.backend.named_weights())
+        return published
+
+    def save(self, directory: Path) -> None:
+        self.backend.save(directory)
+
+    def load(self, directory: Path) -> None:
+        self.backend.load(directory)
+
+    def export(self, directory: Path) -> None:
+        self.backend.export(directory)
+
+    def peak_memory(self) -> int:
+        """Peak resident bytes of this process."""
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+    def close(self) -> None:
+        if self._sender is not None:
+            self._sender.close()
+
+
+def serve(connection: Connection, service: TrainerService) -> None:
+    """Answer `(method, arguments)` with `("ok", result, seconds)` or `("error", exception, traceback)`."""
+    while True:
+        try:
+            method, arguments = connection.recv()
+        except EOFError:
+            service.close()
+            return
+        begin = time.perf_counter()
+        try:
+            result = getattr(service, method)(*arguments)
+        except Exception as error:
+            text = traceback.format_exc()
+            print(text, file=sys.stderr, flush=True)
+            connection.send(("error", error, text))
+            continue
+        connection.send(("ok", result, time.perf_counter() - begin))
+
+
+def _end_with_parent() -> None:
+    """The controller holds our stdin; when it is gone, so are we."""
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+def main() -> None:
+    """Entry point of the trainer process."""
+    key = os.environ.pop(KEY_VARIABLE).encode()
+    with Listener(("127.0.0.1", 0), authkey=key) as listener:
+        host, port = listener.address
+        print(json.dumps({"host": host, "port": port}), flush=True)
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+        with listener.accept() as connection:
+            serve(connection, TrainerService())
+
+
+if __name__ == "__main__":
+    main()
