@@ -81,7 +81,7 @@ def miles_data_sources() -> Mapping[str, type[DataSource]]:  # type: ignore[empt
 
 @hookspec
 def miles_rewards() -> Mapping[str, type[Reward]]:  # type: ignore[empty-body]
-    """Rewards. Chosen by `[reward] use`."""
+    """Rewards: score the episodes of a group, in the controller. Chosen by `[reward] use`."""
 
 
 @hookspec
@@ -106,7 +106,7 @@ def miles_corrections() -> Mapping[str, type[Correction]]:  # type: ignore[empty
 
 @hookspec
 def miles_engines() -> Mapping[str, type[Engine]]:  # type: ignore[empty-body]
-    """Inference engines. Chosen by `[engine] use`."""
+    """Inference engines: reach or launch the servers that sample. Chosen by `[engine] use`."""
 
 
 @hookspec
@@ -121,17 +121,17 @@ def miles_weight_transports() -> Mapping[str, type[WeightTransport]]:  # type: i
 
 @hookspec
 def miles_precision_contracts() -> Mapping[str, type[PrecisionContract]]:  # type: ignore[empty-body]
-    """Precision contracts. Chosen by `[precision] use`."""
+    """Precision contracts: one quantizer for all four stages of a weight's life. Chosen by `[precision] use`."""
 
 
 @hookspec
 def miles_launchers() -> Mapping[str, type[Launcher]]:  # type: ignore[empty-body]
-    """Launchers of processes. Chosen by `[launcher] use`."""
+    """Launchers: start the run's processes, here or on other hosts. Chosen by `[launcher] use`."""
 
 
 @hookspec
 def miles_trackers() -> Mapping[str, type[Tracker]]:  # type: ignore[empty-body]
-    """Metrics sinks. Listed under `[trackers] use`."""
+    """Trackers: receive metrics in the controller, a few times a step. Listed under `[trackers] use`."""
 
 
 # Event hooks: the life of a run, in order.
@@ -175,12 +175,12 @@ def miles_version_published(run: RunInfo, published: VersionPublished) -> None:
 
 @hookspec
 def miles_checkpoint_saved(run: RunInfo, checkpoint: CheckpointSaved) -> None:
-    """A complete checkpoint stands on disk."""
+    """A complete checkpoint stands on disk; a resumed run would continue from it."""
 
 
 @hookspec
 def miles_evaluation_finished(run: RunInfo, point: EvaluationPoint) -> None:
-    """One data set was evaluated under one version."""
+    """One data set was evaluated under one version; `point` says which and how well."""
 
 
 @hookspec
