@@ -12,12 +12,13 @@ from miles_core.plugins import hookimpl
 if TYPE_CHECKING:
     from miles_core.contracts.backends import TrainBackend
     from miles_core.contracts.engines import Engine
-    from miles_core.contracts.environments import GenerateEnvironment
+    from miles_core.contracts.environments import AgentEnvironment, GenerateEnvironment
     from miles_core.contracts.families import ModelFamily
     from miles_core.contracts.filters import GroupFilter
     from miles_core.contracts.launchers import Launcher
     from miles_core.contracts.objective import AdvantageEstimator, LossTerm
     from miles_core.contracts.rewards import Reward
+    from miles_core.contracts.sandboxes import Sandbox
     from miles_core.contracts.sources import DataSource
     from miles_core.contracts.trackers import Tracker
     from miles_core.contracts.transports import WeightTransport
@@ -25,18 +26,36 @@ if TYPE_CHECKING:
 
 @hookimpl
 def miles_model_families() -> dict[str, type[ModelFamily[Any]]]:
-    """`chatml`."""
+    """`chatml` (SmolLM2, Qwen2.5), and `template` for any tokenizer with a chat template."""
     from miles_core.tito.families.chatml import ChatMLFamily
+    from miles_core.tito.families.template import TemplateFamily
 
-    return {"chatml": ChatMLFamily}
+    return {"chatml": ChatMLFamily, "template": TemplateFamily}
+
+
+@hookimpl
+def miles_agent_environments() -> dict[str, type[AgentEnvironment[Any]]]:
+    """`callable`."""
+    from miles_core.rollout.environments.callable import CallableAgent
+
+    return {"callable": CallableAgent}
 
 
 @hookimpl
 def miles_generate_environments() -> dict[str, type[GenerateEnvironment[Any]]]:
-    """`single_turn`."""
+    """`single_turn` and `tools`."""
     from miles_core.rollout.environments.single_turn import SingleTurn
+    from miles_core.rollout.environments.tools import ToolLoop
 
-    return {"single_turn": SingleTurn}
+    return {"single_turn": SingleTurn, "tools": ToolLoop}
+
+
+@hookimpl
+def miles_sandboxes() -> dict[str, type[Sandbox[Any]]]:
+    """`subprocess`."""
+    from miles_core.rollout.sandboxes.subprocess import SubprocessSandbox
+
+    return {"subprocess": SubprocessSandbox}
 
 
 @hookimpl
@@ -56,11 +75,24 @@ def miles_data_sources() -> dict[str, type[DataSource[Any]]]:
 
 @hookimpl
 def miles_rewards() -> dict[str, type[Reward[Any]]]:
-    """Scores by text comparison, by the task's own scorer."""
+    """Scores by comparison, by the task's own scorer, by a function or service, or by what a row names."""
+    from miles_core.rollout.rewards.by_metadata import ByMetadata
+    from miles_core.rollout.rewards.function import CallableReward
+    from miles_core.rollout.rewards.math import MathReward
     from miles_core.rollout.rewards.procedural import ReasoningGymReward
+    from miles_core.rollout.rewards.remote import RemoteReward
     from miles_core.rollout.rewards.text import Choice, Exact, TokenF1
 
-    return {"choice": Choice, "exact": Exact, "f1": TokenF1, "reasoning_gym": ReasoningGymReward}
+    return {
+        "by_metadata": ByMetadata,
+        "callable": CallableReward,
+        "choice": Choice,
+        "exact": Exact,
+        "f1": TokenF1,
+        "math": MathReward,
+        "reasoning_gym": ReasoningGymReward,
+        "remote": RemoteReward,
+    }
 
 
 @hookimpl

@@ -55,7 +55,7 @@ class Generation:
     """One finished generation, as the engine sampled it.
 
     `token_ids` int32 [n], `logprobs` float32 [n] at the sampling temperature, `versions` int32 [n] the policy
-    version that sampled each token. `finish_reason` is `stop`, `length` or `abort` (partial tokens are kept).
+    version that sampled each token. `request_id` names the request at the engine. `finish_reason` is `stop`, `length` or `abort` (partial tokens are kept).
     `routed_experts` is int32 [rows, layers, k] for the positions from `routed_start` on, when asked for.
     """
 
@@ -71,6 +71,7 @@ class Generation:
     text: str = ""
     routed_experts: NDArray[np.int32] | None = None
     routed_start: int = 0
+    request_id: str = ""
 
 
 class EngineClient(Protocol):

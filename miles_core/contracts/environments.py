@@ -83,7 +83,7 @@ class AgentEnvironment(Component[ConfigT], abc.ABC):
 class GenerateEnvironment(Component[ConfigT], abc.ABC):
     """Middle layer: owns the loop of one episode, token ids in and out."""
 
-    def bind(self, family: ModelFamily, tokenizer: Tokenizer) -> None:
+    def bind(self, family: ModelFamily[Any], tokenizer: Tokenizer) -> None:
         """Called once before the first episode with the run's model family (renderer, parser) and its tokenizer."""
         self.family = family
         self.tokenizer = tokenizer

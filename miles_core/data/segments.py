@@ -14,8 +14,9 @@ __all__ = ["encode_segments", "suffix_segments"]
 def encode_segments(segments: Sequence[Segment], tokenizer: Tokenizer) -> tuple[list[int], list[bool]]:
     """Token ids of `segments`, and for each id whether the assistant wrote it.
 
-    A special segment is one id (an optional one that the vocabulary lacks is text). Adjacent text segments with one `sampled` value are tokenised together; a change of
-    `sampled` is a token boundary, as it is when a model samples behind a rendered prompt.
+    A special segment is one id (an optional one that the vocabulary lacks is text). Adjacent text segments with one
+    `sampled` value are tokenised together; a change of `sampled` is a token boundary, as it is when a model samples
+    behind a rendered prompt.
     """
     ids: list[int] = []
     sampled: list[bool] = []

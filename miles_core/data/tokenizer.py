@@ -7,6 +7,8 @@ looked up by name, and only where a family asks for one.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -75,14 +77,31 @@ class FileTokenizer:
         return self._added.get(token)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
-        """The text of `ids`, exactly: no clean-up of spaces. Bytes that are no UTF-8 become U+FFFD.
+        """The text of `ids`, exactly: no clean-up of spaces. Bytes that are no UTF-8 become U+FFFD, and so does an id
+        beyond the vocabulary: models pad their embedding, and can sample such a row.
 
-        Raises `ModelError` for an id outside the vocabulary.
+        Raises `ModelError` for a negative id.
         """
         plain = [int(i) for i in ids]
-        if plain and not 0 <= min(plain) <= max(plain) < self._vocab_size:
-            raise ModelError(f"{self.source}: id {min(plain)} or {max(plain)} is outside 0 to {self._vocab_size - 1}")
-        return str(self._full.decode(plain, skip_special_tokens=skip_special))
+        if plain and min(plain) < 0:
+            raise ModelError(f"{self.source}: id {min(plain)} is negative")
+        if not plain or max(plain) < self._vocab_size:
+            return str(self._full.decode(plain, skip_special_tokens=skip_special))
+        runs = itertools.groupby(plain, key=lambda i: i < self._vocab_size)
+        return "".join(
+            str(self._full.decode(list(run), skip_special_tokens=skip_special)) if known else "\ufffd" * len(list(run))
+            for known, run in runs
+        )
+
+    @property
+    def added_tokens(self) -> dict[str, int]:
+        """Ids of all added tokens that text cannot reach, by name."""
+        return dict(self._added)
+
+    @functools.cached_property
+    def special_names(self) -> frozenset[str]:
+        """Names of the added tokens that are special: control tokens, which `skip_special` leaves out."""
+        return frozenset(t.content for t in self._full.get_added_tokens_decoder().values() if t.special)
 
     @property
     def vocab_size(self) -> int:
@@ -124,20 +143,21 @@ def load_tokenizer(directory: Path | str) -> FileTokenizer:
     full.no_padding()
     config = _read_json(directory / "tokenizer_config.json")
     # Older directories keep some added tokens in the config alone; transformers adds them on load.
+    known = {token.content for token in full.get_added_tokens_decoder().values()}
     for key in sorted(config.get("added_tokens_decoder", {}), key=int):
         entry = config["added_tokens_decoder"][key]
         token = AddedToken(entry["content"], special=entry.get("special", False), normalized=False)
-        if full.token_to_id(entry["content"]) is None:
+        if entry["content"] not in known:
             (full.add_special_tokens if token.special else full.add_tokens)([token])
             if full.token_to_id(entry["content"]) != int(key):
                 raise ModelError(
-                    f"{directory / 'tokenizer_config.json'}: added token {entry['content']!r} has id {key}, but the next "
-                    f"free id of tokenizer.json is {full.token_to_id(entry['content'])}; the two files do not belong together"
+                    f"{directory / 'tokenizer_config.json'}: added token {entry['content']!r} has id {key}, but "
+                    f"tokenizer.json makes it {full.token_to_id(entry['content'])}; the files do not belong together"
                 )
     added = {token.content: i for i, token in full.get_added_tokens_decoder().items() if _is_control(token)}
     names = _read_json(directory / "special_tokens_map.json") | config
     return FileTokenizer(
-        text=Backend.from_str(_without_added(full.to_str(), added)),
+        text=_text_only(full, added),
         full=full,
         added=added,
         special_tokens={
@@ -153,6 +173,21 @@ def _is_control(token: Any) -> bool:
     return bool(token.special or token.content.strip())
 
 
+def _text_only(full: Backend, added: Mapping[str, int]) -> Backend:
+    """The tokenizer without its `added` tokens."""
+    from tokenizers import Tokenizer as Backend
+
+    kept = [token for token in full.get_added_tokens_decoder().values() if token.content not in added]
+    if kept or getattr(full.model, "ignore_merges", False):
+        return Backend.from_str(_without_added(full.to_str(), added))
+    text = Backend(full.model)  # shares the vocabulary: no second copy, and half the time of loading one
+    if full.normalizer is not None:
+        text.normalizer = full.normalizer
+    if full.pre_tokenizer is not None:
+        text.pre_tokenizer = full.pre_tokenizer
+    return text
+
+
 def _without_added(source: str, added: Mapping[str, int]) -> str:
     """The tokenizer's JSON with the `added` tokens gone, from the list and (for BPE) from the model's vocabulary."""
     data = json.loads(source)
@@ -160,6 +195,8 @@ def _without_added(source: str, added: Mapping[str, int]) -> str:
     data["post_processor"] = None
     model = data["model"]
     if model.get("type") == "BPE":
+        # An added token gets the next free id, unless the model has it: those that stay must keep theirs.
+        model["vocab"].update({entry["content"]: entry["id"] for entry in data["added_tokens"]})
         # With `ignore_merges` a pre-token that is in the vocabulary is taken whole, an added token's text too.
         merged = {piece for merge in model["merges"] for piece in ("".join(_pair(merge)), *_pair(merge))}
         keep = merged | {model.get("unk_token")}

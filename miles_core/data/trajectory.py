@@ -30,7 +30,7 @@ class Turn:
     """One engine generation inside a trajectory: tokens `start` to `stop` (exclusive) were sampled by it.
 
     `started` and `finished` are seconds since the epoch. `cached_tokens` of the `start` prompt tokens came from
-    the engine's prefix cache.
+    the engine's prefix cache. `request_id` is the engine's own, by which the audit finds what went over the wire.
     """
 
     start: int
@@ -40,6 +40,7 @@ class Turn:
     cached_tokens: int = 0
     started: float = 0.0
     finished: float = 0.0
+    request_id: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -7,6 +7,7 @@ queued the request, which lets a synchronous step admit its requests in submissi
 from __future__ import annotations
 
 import base64
+import dataclasses
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -70,7 +71,8 @@ class EngineConnection:
         if not finished or not last:
             raise EngineError(f"{self.url}/generate: the stream of request {request_id} ended before [DONE]")
         answer = orjson.loads(last)
-        return parse_generation(answer, engine=self.url, started=started, finished=time.time())
+        generation = parse_generation(answer, engine=self.url, started=started, finished=time.time())
+        return dataclasses.replace(generation, request_id=request_id)
 
     async def _abort(self, request_id: str) -> None:
         """Tell the engine to stop working for nobody. An engine that is gone has stopped already."""

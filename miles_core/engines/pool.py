@@ -19,13 +19,21 @@ __all__ = ["EnginePool"]
 class EnginePool:
     """The engines of a run, as environments see them (an `EngineClient`)."""
 
-    def __init__(self, urls: Sequence[str], *, deadline: float = 600.0, routed_experts: bool = False) -> None:
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        deadline: float = 600.0,
+        routed_experts: bool = False,
+        on_generation: Callable[[Sequence[int], Generation], None] | None = None,
+    ) -> None:
+        """`on_generation(input_ids, generation)` sees every finished generation as it came off the wire."""
         self.http = JsonHttp(deadline=deadline)
         self._deadline = deadline
         self.connections = [EngineConnection(url, self.http, routed_experts=routed_experts) for url in urls]
         self._running = dict.fromkeys((c.url for c in self.connections), 0)
         self._pinned: dict[str, EngineConnection] = {}
-        self._queued: Callable[[], None] | None = None
+        self._on_generation = on_generation
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.sampled_tokens = 0
@@ -75,6 +83,8 @@ class EnginePool:
                 continue
             finally:
                 self._running[engine.url] -= 1
+            if self._on_generation is not None:
+                self._on_generation(input_ids, generation)
             self.prompt_tokens += generation.prompt_tokens
             self.cached_tokens += generation.cached_tokens
             self.sampled_tokens += len(generation.token_ids)

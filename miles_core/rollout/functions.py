@@ -41,7 +41,8 @@ def load_function(reference: str, *, key: str) -> Callable[..., Any]:
             if error.name is None or not f"{place}.".startswith(f"{error.name}."):
                 raise  # the module is there; something that it imports is not
             raise problem(
-                f"there is no module {error.name}", "install it, set PYTHONPATH, or name a file: path/to/file.py:function"
+                f"there is no module {error.name}",
+                "install it, set PYTHONPATH, or name a file: path/to/file.py:function",
             ) from error
     found = getattr(module, name, None)
     if not callable(found):
@@ -52,7 +53,7 @@ def load_function(reference: str, *, key: str) -> Callable[..., Any]:
 
 def _from_file(path: Path) -> Any:
     """The module of a file, imported once a process whatever it is asked for."""
-    name = f"miles_file_{path.stem}_{xxhash.xxh3_64_hexdigest(str(path))}"
+    name = f"miles_file_{path.stem}_{xxhash.xxh3_64_hexdigest(str(path).encode())}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)

@@ -54,9 +54,7 @@ class PromptOrder:
 
     def __post_init__(self) -> None:
         if self.length < 1:
-            raise ValueError(
-                f"a prompt order needs at least one row, got {self.length}: the data source is empty"
-            )
+            raise ValueError(f"a prompt order needs at least one row, got {self.length}: the data source is empty")
 
     def row(self, k: int) -> tuple[int, int]:
         """(epoch, row index) of the k-th prompt, k from 0."""

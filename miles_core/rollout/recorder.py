@@ -31,9 +31,7 @@ def status_of(finish_reason: str) -> Status:
             return Status.TRUNCATED
         case "abort":
             return Status.ABORTED
-    raise EnvironmentFailure(
-        f"the engine ended a generation by {finish_reason!r}; known: stop, length, abort"
-    )
+    raise EnvironmentFailure(f"the engine ended a generation by {finish_reason!r}; known: stop, length, abort")
 
 
 class TrajectoryRecorder:
@@ -81,8 +79,8 @@ class TrajectoryRecorder:
             )
         if count and generation.prompt_tokens != len(self._ids):
             raise EnvironmentFailure(
-                f"episode {self._task.episode_id}: engine {generation.engine} counted {generation.prompt_tokens} prompt "
-                f"tokens where {len(self._ids)} were sent"
+                f"episode {self._task.episode_id}: engine {generation.engine} counted {generation.prompt_tokens} "
+                f"prompt tokens where {len(self._ids)} were sent"
             )
         start = len(self._ids)
         self._ids += generation.token_ids.tolist()
@@ -98,6 +96,7 @@ class TrajectoryRecorder:
                 cached_tokens=generation.cached_tokens,
                 started=generation.started,
                 finished=generation.finished,
+                request_id=generation.request_id,
             )
         )
 
@@ -159,9 +158,7 @@ class TrajectoryRecorder:
             return
         routes = generation.routed_experts
         if (routes is None) != (self._routes is None) and (routes is None or self._sampled_before()):
-            raise EnvironmentFailure(
-                f"{self._place()}: routed experts came with some turns and not with others"
-            )
+            raise EnvironmentFailure(f"{self._place()}: routed experts came with some turns and not with others")
         if routes is None:
             return
         covered = 0 if self._routes is None else len(self._routes)
@@ -169,8 +166,8 @@ class TrajectoryRecorder:
         first, last = generation.routed_start, generation.routed_start + len(routes)
         if first > covered or last != needed:
             raise EnvironmentFailure(
-                f"{self._place()}: routed experts cover positions {first} up to {last}, but rows {covered} up to {needed} "
-                "are needed; a missing row is never padded"
+                f"{self._place()}: routed experts cover positions {first} up to {last}, but rows {covered} up to "
+                f"{needed} are needed; a missing row is never padded"
             )
         new = routes[covered - first :]
         self._routes = new if self._routes is None else np.concatenate([self._routes, new])

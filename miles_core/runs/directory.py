@@ -85,15 +85,16 @@ class RunDirectory:
                 f"{path} exists and is not empty: it is never overwritten. Continue it with `miles resume {path}`, "
                 f"choose another name with `--set run.name=…`, or remove it"
             )
-        directory = cls(path)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
         for name in ("rollouts", "checkpoints", "logs"):
-            (path / name).mkdir(parents=True, exist_ok=True)
+            (temporary / name).mkdir(parents=True)
+        stored = {"config": loaded.resolved(), "origins": loaded.origins}
+        write_atomic(temporary / "config.json", orjson.dumps(stored, option=orjson.OPT_INDENT_2))
+        write_atomic(temporary / "environment.json", orjson.dumps(_environment(plugins), option=orjson.OPT_INDENT_2))
+        temporary.rename(path)  # complete or not there, and over an empty directory at most
+        directory = cls(path)
         directory.lock()
-        write_atomic(
-            directory.config_file,
-            orjson.dumps({"config": loaded.resolved(), "origins": loaded.origins}, option=orjson.OPT_INDENT_2),
-        )
-        write_atomic(path / "environment.json", orjson.dumps(_environment(plugins), option=orjson.OPT_INDENT_2))
         return directory
 
     @classmethod

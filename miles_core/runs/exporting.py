@@ -29,7 +29,9 @@ def export_run(run: Path, out: Path, *, step: int | None = None) -> tuple[Path, 
         raise RunDirectoryError(f"{run} has no checkpoint yet; set run.checkpoint_every, or let the run finish")
     chosen = max(checkpoints) if step is None else step
     if chosen not in checkpoints:
-        raise RunDirectoryError(f"{run} has no checkpoint of step {chosen}; {nearest(str(chosen), [*map(str, checkpoints)])}")
+        raise RunDirectoryError(
+            f"{run} has no checkpoint of step {chosen}; {nearest(str(chosen), [*map(str, checkpoints)])}"
+        )
     if out.exists():
         raise RunDirectoryError(f"{out} exists; choose another directory, an export never overwrites")
     asyncio.run(_export(directory, checkpoints[chosen], out))

@@ -41,6 +41,7 @@ from miles_core.runs.directory import RunDirectory
 from miles_core.runs.metrics import MetricsStore
 from miles_core.runs.recording import Recorder, batch_metrics
 from miles_core.runs.trainer import TrainerClient
+from miles_core.runs.wire import WireRecord
 from miles_core.sync.transaction import publish
 
 __all__ = ["RunResult", "train"]
@@ -99,6 +100,7 @@ class Run:
         self.directory.remove_temporary()
         self._store = MetricsStore(self.directory.metrics_file)
         self._ledger = Ledger(self.directory.ledger_file)
+        self._wire = WireRecord(self.directory.path / "wire.sqlite")
         self._record = self.recorder = Recorder(info, self.plugins, self.components.trackers, self._store)
         error: BaseException | None = None
         try:
@@ -113,6 +115,7 @@ class Run:
             self._record.emit("miles_run_finished", error=error)
             self._record.close()
             self._ledger.close()
+            self._wire.close()
             self._store.close()
         return RunResult(
             directory=self.directory.path,
@@ -143,7 +146,7 @@ class Run:
                 self._start_trainer(model.directory),
                 parts.reward.setup(),
             )
-            self._pool = EnginePool(launched[0])
+            self._pool = EnginePool(launched[0], on_generation=self._wire.add)
             self._hold = EngineHold(self._pool)
             self._receiver: WeightReceiver = parts.transport.receiver(self.directory.path)
             self._rewind()

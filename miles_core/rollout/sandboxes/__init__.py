@@ -1,0 +1,1 @@
+"""Sandboxes that ship with the core."""

@@ -1,0 +1,1 @@
+"""Data sources that ship with the core."""

@@ -1,0 +1,1 @@
+"""Model families that ship with the core: one module a family, shared tool-call formats beside them."""

@@ -1,0 +1,64 @@
+"""The `fsdp` backend. One process; the component loads torch when it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from miles_core.contracts.backends import BackendStart, StepReport, TrainBackend, WeightStream
+from miles_core.training.settings import FsdpConfig
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from miles_core.contracts.objective import Objective
+    from miles_core.data.group import Batch
+    from miles_core.data.trajectory import Trajectory
+    from miles_core.training.trainer import Trainer
+
+__all__ = ["FsdpBackend"]
+
+
+class FsdpBackend(TrainBackend[FsdpConfig]):
+    """Trains a transformers model. Packed, with a group's prompt computed once; float32 master weights."""
+
+    Config = FsdpConfig
+
+    def __init__(self, config: FsdpConfig) -> None:
+        super().__init__(config)
+        self._trainer: Trainer | None = None
+
+    @property
+    def trainer(self) -> Trainer:
+        assert self._trainer is not None, "start() comes first"
+        return self._trainer
+
+    def start(self, start: BackendStart) -> None:
+        if start.world_size != 1:
+            raise ValueError(f"backend 'fsdp' runs in one process, but world_size is {start.world_size}")
+        from miles_core.training.trainer import Trainer
+
+        self._trainer = Trainer(self.config, start)
+
+    def logprobs(self, trajectories: Iterable[Trajectory]) -> list[NDArray[np.float32]]:
+        import numpy as np
+
+        trajectories = list(trajectories)
+        return self.trainer.logprobs(trajectories, [np.ones(len(t), dtype=np.bool_) for t in trajectories])
+
+    def train_step(self, batch: Batch, objective: Objective) -> StepReport:
+        return self.trainer.train_step(batch, objective)
+
+    def named_weights(self) -> WeightStream:
+        return self.trainer.named_weights()
+
+    def save(self, directory: Path) -> None:
+        self.trainer.save(directory)
+
+    def load(self, directory: Path) -> None:
+        self.trainer.load(directory)
+
+    def export(self, directory: Path) -> None:
+        self.trainer.export(directory)

@@ -1,0 +1,50 @@
+"""Config section of the `fsdp` backend."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from miles_core.contracts.component import ComponentConfig
+from miles_core.training.schedule import Schedule
+
+__all__ = ["FsdpConfig"]
+
+
+class FsdpConfig(ComponentConfig):
+    """AdamW (arXiv 1711.05101), clipping, schedule and memory of the `fsdp` backend."""
+
+    learning_rate: float = Field(default=1e-6, gt=0)
+    """Peak learning rate."""
+
+    schedule: Schedule = "constant"
+    """What follows the warm-up: constant, linear or cosine."""
+
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps of linear rise to the peak."""
+
+    final_fraction: float = Field(default=0.0, ge=0, le=1)
+    """Rate of the last step as a fraction of the peak (linear and cosine)."""
+
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    """AdamW's first decay."""
+
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    """AdamW's second decay."""
+
+    epsilon: float = Field(default=1e-8, gt=0)
+    """AdamW's denominator offset."""
+
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled decay of matrices; vectors (norms, biases) are not decayed."""
+
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients are scaled down to this global norm."""
+
+    max_tokens_per_microbatch: int = Field(default=4096, ge=1)
+    """Row budget of a micro-batch, with each group's prompt counted once. A trajectory above it is computed alone."""
+
+    share_prefix: bool = True
+    """Compute what trajectories of a micro-batch have in common once: a group's prompt, few-shot examples."""
+
+    activation_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, a third more time."""
