@@ -15,7 +15,7 @@ All hooks exist since 0.1.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
@@ -45,92 +45,92 @@ hookspec = pluggy.HookspecMarker(PROJECT)
 
 
 @hookspec
-def miles_model_families() -> Mapping[str, type[ModelFamily]]:  # type: ignore[empty-body]
+def miles_model_families() -> Mapping[str, type[ModelFamily[Any]]]:  # type: ignore[empty-body]
     """Model families: render messages to token ids and parse replies. Chosen by `[model] family`."""
 
 
 @hookspec
-def miles_message_matchers() -> Mapping[str, type[MessageMatcher]]:  # type: ignore[empty-body]
+def miles_message_matchers() -> Mapping[str, type[MessageMatcher[Any]]]:  # type: ignore[empty-body]
     """Message matchers of the session server. Chosen by `[sessions] matcher`."""
 
 
 @hookspec
-def miles_agent_environments() -> Mapping[str, type[AgentEnvironment]]:  # type: ignore[empty-body]
+def miles_agent_environments() -> Mapping[str, type[AgentEnvironment[Any]]]:  # type: ignore[empty-body]
     """Innermost layer: an agent talks to a chat endpoint. Chosen by `[environment] use`."""
 
 
 @hookspec
-def miles_generate_environments() -> Mapping[str, type[GenerateEnvironment]]:  # type: ignore[empty-body]
+def miles_generate_environments() -> Mapping[str, type[GenerateEnvironment[Any]]]:  # type: ignore[empty-body]
     """Middle layer: owns the token loop of one episode. Chosen by `[environment] use`."""
 
 
 @hookspec
-def miles_rollout_environments() -> Mapping[str, type[RolloutEnvironment]]:  # type: ignore[empty-body]
+def miles_rollout_environments() -> Mapping[str, type[RolloutEnvironment[Any]]]:  # type: ignore[empty-body]
     """Outermost layer: owns a whole batch of episodes. Chosen by `[environment] use`."""
 
 
 @hookspec
-def miles_sandboxes() -> Mapping[str, type[Sandbox]]:  # type: ignore[empty-body]
+def miles_sandboxes() -> Mapping[str, type[Sandbox[Any]]]:  # type: ignore[empty-body]
     """Places where an agent's commands run. Chosen by `[sandbox] use`."""
 
 
 @hookspec
-def miles_data_sources() -> Mapping[str, type[DataSource]]:  # type: ignore[empty-body]
+def miles_data_sources() -> Mapping[str, type[DataSource[Any]]]:  # type: ignore[empty-body]
     """Sources of prompts. Chosen by `[data] use` and `[[evaluation.datasets]] use`."""
 
 
 @hookspec
-def miles_rewards() -> Mapping[str, type[Reward]]:  # type: ignore[empty-body]
+def miles_rewards() -> Mapping[str, type[Reward[Any]]]:  # type: ignore[empty-body]
     """Rewards: score the episodes of a group, in the controller. Chosen by `[reward] use`."""
 
 
 @hookspec
-def miles_group_filters() -> Mapping[str, type[GroupFilter]]:  # type: ignore[empty-body]
+def miles_group_filters() -> Mapping[str, type[GroupFilter[Any]]]:  # type: ignore[empty-body]
     """Filters of finished groups. Listed, in order, under `[filters] use`."""
 
 
 @hookspec
-def miles_advantage_estimators() -> Mapping[str, type[AdvantageEstimator]]:  # type: ignore[empty-body]
+def miles_advantage_estimators() -> Mapping[str, type[AdvantageEstimator[Any]]]:  # type: ignore[empty-body]
     """Advantage estimators. Chosen by `[objective] algorithm`. Used in the trainer process."""
 
 
 @hookspec
-def miles_loss_terms() -> Mapping[str, type[LossTerm]]:  # type: ignore[empty-body]
+def miles_loss_terms() -> Mapping[str, type[LossTerm[Any]]]:  # type: ignore[empty-body]
     """Additive loss terms. Listed under `[objective] terms`. Used in the trainer process."""
 
 
 @hookspec
-def miles_corrections() -> Mapping[str, type[Correction]]:  # type: ignore[empty-body]
+def miles_corrections() -> Mapping[str, type[Correction[Any]]]:  # type: ignore[empty-body]
     """Train/rollout mismatch corrections. Listed under `[objective] corrections`. Used in the trainer process."""
 
 
 @hookspec
-def miles_engines() -> Mapping[str, type[Engine]]:  # type: ignore[empty-body]
+def miles_engines() -> Mapping[str, type[Engine[Any]]]:  # type: ignore[empty-body]
     """Inference engines: reach or launch the servers that sample. Chosen by `[engine] use`."""
 
 
 @hookspec
-def miles_train_backends() -> Mapping[str, type[TrainBackend]]:  # type: ignore[empty-body]
+def miles_train_backends() -> Mapping[str, type[TrainBackend[Any]]]:  # type: ignore[empty-body]
     """Train backends. Chosen by `[backend] use`. Instantiated in the trainer process."""
 
 
 @hookspec
-def miles_weight_transports() -> Mapping[str, type[WeightTransport]]:  # type: ignore[empty-body]
+def miles_weight_transports() -> Mapping[str, type[WeightTransport[Any]]]:  # type: ignore[empty-body]
     """Weight transports. Chosen by `[transport] use`. Its two ends live in the trainer and the controller."""
 
 
 @hookspec
-def miles_precision_contracts() -> Mapping[str, type[PrecisionContract]]:  # type: ignore[empty-body]
+def miles_precision_contracts() -> Mapping[str, type[PrecisionContract[Any]]]:  # type: ignore[empty-body]
     """Precision contracts: one quantizer for all four stages of a weight's life. Chosen by `[precision] use`."""
 
 
 @hookspec
-def miles_launchers() -> Mapping[str, type[Launcher]]:  # type: ignore[empty-body]
+def miles_launchers() -> Mapping[str, type[Launcher[Any]]]:  # type: ignore[empty-body]
     """Launchers: start the run's processes, here or on other hosts. Chosen by `[launcher] use`."""
 
 
 @hookspec
-def miles_trackers() -> Mapping[str, type[Tracker]]:  # type: ignore[empty-body]
+def miles_trackers() -> Mapping[str, type[Tracker[Any]]]:  # type: ignore[empty-body]
     """Trackers: receive metrics in the controller, a few times a step. Listed under `[trackers] use`."""
 
 

@@ -8,11 +8,13 @@ before anything starts.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Generic, TypeVar
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["Component", "ComponentConfig", "Conflict", "ConfigT", "Requirement"]
+__all__ = ["Component", "ComponentConfig", "Conflict", "ConfigT", "Example", "Requirement", "Workbench"]
 
 
 class ComponentConfig(BaseModel):
@@ -45,6 +47,46 @@ class Conflict:
     reason: str
 
 
+class Workbench(Protocol):
+    """What the conformance kit lends a component for its example; all of it is gone after the check."""
+
+    @property
+    def directory(self) -> Path:
+        """An empty directory, for files that the settings name."""
+        ...
+
+    @property
+    def tokenizer(self) -> Path:
+        """A directory with a tiny byte-level tokenizer and a ChatML chat template."""
+        ...
+
+    def serve(self, answer: Callable[[Any], Any]) -> str:
+        """URL of a service on this host that answers a JSON post of `x` with the JSON of `answer(x)`."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Example:
+    """What the conformance kit tries a component with.
+
+    `settings` are its config section. `inputs` is what the checks of some kinds want beside it:
+
+    | kind | `inputs` |
+    |---|---|
+    | rewards | (`Prompt`, response text) pairs that can be scored, of which at least one earns other than 0 |
+    | model families | names of special tokens that no rendering shows but parsing looks up |
+    | weight transports | one subclass of `miles_core.testing.stub_engine.StubEngine` that speaks its protocol |
+    | trackers | one function from the run directory to (kind, step, name, value) rows, where they can be read back |
+
+    `unavailable` says why the component cannot be tried here ("needs an account: set E2B_API_KEY"); the checks that
+    need an instance are then skipped, and say so.
+    """
+
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    inputs: tuple[Any, ...] = ()
+    unavailable: str = ""
+
+
 class Component(Generic[ConfigT]):
     """A configured component. Subclasses name their section's model as `Config`."""
 
@@ -54,3 +96,9 @@ class Component(Generic[ConfigT]):
 
     def __init__(self, config: ConfigT) -> None:
         self.config = config
+
+    @classmethod
+    def example(cls, bench: Workbench) -> Example:
+        """How the conformance kit tries this component. Override it when a key of the section is required, or when it
+        needs something beside it; default: an empty section."""
+        return Example()

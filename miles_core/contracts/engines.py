@@ -10,7 +10,7 @@ import abc
 import dataclasses
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from miles_core.contracts.component import Component, ConfigT
 
@@ -116,7 +116,7 @@ class Engine(Component[ConfigT], abc.ABC):
     """Reaches, or launches, the inference servers of a run."""
 
     @abc.abstractmethod
-    async def start(self, launcher: Launcher, start: EngineStart) -> list[str]:
+    async def start(self, launcher: Launcher[Any], start: EngineStart) -> list[str]:
         """Base URLs of servers that answer `/health`. Servers are either the user's (a URL list) or launched
         through `launcher`, which owns their lifetime."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NotRequired, TypedDict
 
 __all__ = ["Function", "Message", "Role", "ToolCall", "text_of"]
@@ -36,7 +36,7 @@ class Message(TypedDict):
     name: NotRequired[str]
 
 
-def text_of(message: Message) -> str:
+def text_of(message: Mapping[str, Any]) -> str:
     """The text of a message: its content string, or the concatenated text blocks of a content list."""
     content = message.get("content")
     if content is None:

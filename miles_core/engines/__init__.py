@@ -1,0 +1,1 @@
+"""Engine clients, and the embedded engine."""

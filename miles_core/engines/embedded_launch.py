@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from pydantic import Field
 
@@ -41,7 +42,7 @@ class EmbeddedEngine(Engine[EmbeddedEngineConfig]):
         super().__init__(config)
         self._processes: list[Process] = []
 
-    async def start(self, launcher: Launcher, start: EngineStart) -> list[str]:
+    async def start(self, launcher: Launcher[Any], start: EngineStart) -> list[str]:
         config = self.config
         urls = []
         for index in range(config.count):

@@ -39,37 +39,35 @@ class Components:
 def build_components(config: RunConfig, plugins: PluginManager) -> Components:
     """Raises what a component's constructor or its section's validation raises, attributed to its plugin."""
     create = plugins.create
-    family = create("miles_model_families", config.model.family.use, config.model.family.settings, ModelFamily)  # type: ignore[type-abstract]
+    family = create("miles_model_families", config.model.family.use, config.model.family.settings, ModelFamily)
     environment = create(
         "miles_generate_environments",
         config.environment.use,
         config.environment.settings,
-        GenerateEnvironment,  # type: ignore[type-abstract]
+        GenerateEnvironment,
     )
     return Components(
         family=family,
-        source=create("miles_data_sources", config.data.use, config.data.settings, DataSource),  # type: ignore[type-abstract]
+        source=create("miles_data_sources", config.data.use, config.data.settings, DataSource),
         environment=environment,
-        reward=create("miles_rewards", config.reward.use, config.reward.settings, Reward),  # type: ignore[type-abstract]
+        reward=create("miles_rewards", config.reward.use, config.reward.settings, Reward),
         filters=tuple(
-            (name, create("miles_group_filters", name, config.filters.settings(name), GroupFilter))  # type: ignore[type-abstract]
+            (name, create("miles_group_filters", name, config.filters.settings(name), GroupFilter))
             for name in config.filters.use
         ),
-        engine=create("miles_engines", config.engine.use, config.engine.settings, Engine),  # type: ignore[type-abstract]
+        engine=create("miles_engines", config.engine.use, config.engine.settings, Engine),
         transport=create(
             "miles_weight_transports",
             config.transport.use,
             config.transport.settings,
-            WeightTransport,  # type: ignore[type-abstract]
+            WeightTransport,
         ),
-        launcher=create("miles_launchers", config.launcher.use, config.launcher.settings, Launcher),  # type: ignore[type-abstract]
+        launcher=create("miles_launchers", config.launcher.use, config.launcher.settings, Launcher),
         trackers=tuple(
-            create("miles_trackers", name, config.trackers.settings(name), Tracker)  # type: ignore[type-abstract]
-            for name in config.trackers.use
+            create("miles_trackers", name, config.trackers.settings(name), Tracker) for name in config.trackers.use
         ),
         evaluation_sources=tuple(
-            create("miles_data_sources", d.use, d.settings, DataSource)  # type: ignore[type-abstract]
-            for d in config.evaluation.datasets
+            create("miles_data_sources", d.use, d.settings, DataSource) for d in config.evaluation.datasets
         ),
     )
 

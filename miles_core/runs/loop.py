@@ -141,12 +141,13 @@ class Run:
                 policy_version=self.step,
                 environment={},
             )
-            launched = await asyncio.gather(
+            urls, *_ = await asyncio.gather(
                 parts.engine.start(parts.launcher, engine_start),
                 self._start_trainer(model.directory),
                 parts.reward.setup(),
+                asyncio.to_thread(parts.source.prompt, 0),  # a source may have much to import: not in the first step
             )
-            self._pool = EnginePool(launched[0], on_generation=self._wire.add)
+            self._pool = EnginePool(urls, on_generation=self._wire.add)
             self._hold = EngineHold(self._pool)
             self._receiver: WeightReceiver = parts.transport.receiver(self.directory.path)
             self._rewind()
@@ -229,10 +230,17 @@ class Run:
         for section, source in zip(self.config.evaluation.datasets, self.components.evaluation_sources, strict=True):
             count = min(section.prompts or len(source), len(source))
             prompts = tuple(source.prompt(index) for index in range(count))
-            common = {"name": section.name, "prompts": prompts, "max_tokens": self.config.sampling.max_tokens}
-            sets.append(EvaluationSet(**common, mode="sampled", samples=section.samples, sampling=self._sampling))
+            sampled = EvaluationSet(
+                name=section.name,
+                mode="sampled",
+                prompts=prompts,
+                samples=section.samples,
+                sampling=self._sampling,
+                max_tokens=self.config.sampling.max_tokens,
+            )
+            sets.append(sampled)
             if section.greedy:
-                sets.append(EvaluationSet(**common, mode="greedy", samples=1, sampling=greedy(self._sampling)))
+                sets.append(dataclasses.replace(sampled, mode="greedy", samples=1, sampling=greedy(self._sampling)))
         return sets
 
     async def _stop(self) -> None:

@@ -82,7 +82,7 @@ class SharedMemorySender(WeightSender):
                 padding = -position % _ALIGNMENT
                 file.write(b"\0" * padding)
                 host = tensor.detach().to("cpu").contiguous()
-                data = memoryview(host.view(-1).view(torch.uint8).numpy()) if host.numel() else memoryview(b"")
+                data = host.view(-1).view(torch.uint8).numpy().data if host.numel() else memoryview(b"")
                 file.write(data)
                 position += padding + len(data)
                 tensors.append(

@@ -39,16 +39,16 @@ def build_objective(config: RunConfig, plugins: PluginManager) -> Objective:
         "miles_advantage_estimators",
         section.algorithm,
         section.settings(section.algorithm),
-        AdvantageEstimator,  # type: ignore[type-abstract]
+        AdvantageEstimator,
     )
     terms = []
     for name in section.terms:
         settings = dict(section.settings(name))
         coefficient = float(settings.pop("coefficient", 1.0))
-        term = plugins.create("miles_loss_terms", name, settings, LossTerm)  # type: ignore[type-abstract]
+        term = plugins.create("miles_loss_terms", name, settings, LossTerm)
         terms.append(WeightedTerm(name=name, term=term, coefficient=coefficient))
     corrections = [
-        (name, plugins.create("miles_corrections", name, section.settings(name), Correction))  # type: ignore[type-abstract]
+        (name, plugins.create("miles_corrections", name, section.settings(name), Correction))
         for name in section.corrections
     ]
     return compose(
@@ -82,7 +82,7 @@ class TrainerService:
             "miles_train_backends",
             config.backend.use,
             config.backend.settings,
-            TrainBackend,  # type: ignore[type-abstract]
+            TrainBackend,
         )
         backend.start(start)
         self._backend = backend
@@ -90,7 +90,7 @@ class TrainerService:
             "miles_weight_transports",
             config.transport.use,
             config.transport.settings,
-            WeightTransport,  # type: ignore[type-abstract]
+            WeightTransport,
         )
         self._sender = transport.sender(run_directory)
 

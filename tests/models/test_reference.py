@@ -148,7 +148,8 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
 def test_resolving_a_cached_model_imports_no_torch(cache, tiny):
     code = (
         "import sys; from pathlib import Path; from miles_core.models import resolve_model; "
-        f"resolve_model('tiny:0', cache_dir=Path({str(cache)!r})); print({{'torch', 'transformers'}} & set(sys.modules))"
+        f"resolve_model('tiny:0', cache_dir=Path({str(cache)!r})); "
+        "print({'torch', 'transformers'} & set(sys.modules))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"

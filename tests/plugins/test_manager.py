@@ -149,7 +149,7 @@ def test_create_refuses_another_kind() -> None:
 
     manager = discovered([Entry("a", Offers(one=Keep))])
     with pytest.raises(PluginError, match="not a Reward"):
-        manager.create("miles_group_filters", "one", {}, Reward)  # type: ignore[type-abstract]
+        manager.create("miles_group_filters", "one", {}, Reward)
 
 
 def test_what_a_component_raises_carries_its_plugin() -> None:
@@ -159,7 +159,7 @@ def test_what_a_component_raises_carries_its_plugin() -> None:
 
     manager = discovered([Entry("a", Offers(one=Raises))])
     with pytest.raises(RuntimeError) as caught:
-        manager.create("miles_group_filters", "one", {}, GroupFilter)  # type: ignore[type-abstract]
+        manager.create("miles_group_filters", "one", {}, GroupFilter)
     assert "component 'one' of plugin 'a'" in caught.value.__notes__[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import subprocess
@@ -242,11 +243,9 @@ def test_an_infinite_gradient_names_its_trajectories(backends, batches):
 
         def prepare(self, columns):
             prepared = an_objective().prepare(columns)
-            object.__setattr__(
-                prepared, "weights", prepared.weights.index_fill(0, torch.tensor([len(prepared.weights) - 1]), 1e38)
-            )
-            object.__setattr__(prepared, "factors", prepared.factors * 10)
-            return prepared
+            weights = prepared.weights.clone()
+            weights[-1] = 1e38
+            return dataclasses.replace(prepared, weights=weights, factors=prepared.factors * 10)
 
     with pytest.raises(NumericsError, match=r"gradient norm is (inf|nan) in the micro-batch of g1e3;"):
         backend.train_step(batches(), Overflowing())
@@ -268,9 +267,10 @@ def test_what_the_backend_does_not_provide_is_refused(backends, batches):
 
 
 def test_starts_that_cannot_work_are_refused(directory, tmp_path):
-    start = lambda **x: BackendStart(
-        **{"model_directory": directory, "dtype": "float32", "seed": 0, "temperature": 1.0, "total_steps": 1, **x}
-    )
+    def start(**changes):
+        usual = {"model_directory": directory, "dtype": "float32", "seed": 0, "temperature": 1.0, "total_steps": 1}
+        return BackendStart(**{**usual, **changes})
+
     with pytest.raises(ValueError, match="world_size is 2"):
         FsdpBackend(FsdpConfig()).start(start(world_size=2))
     with pytest.raises(ModelError, match="float16"):
@@ -280,9 +280,9 @@ def test_starts_that_cannot_work_are_refused(directory, tmp_path):
 
 
 def test_schedules():
-    rate = lambda step, schedule: learning_rate(
-        step, peak=1.0, schedule=schedule, warmup_steps=4, total_steps=11, final_fraction=0.1
-    )
+    def rate(step, schedule):
+        return learning_rate(step, peak=1.0, schedule=schedule, warmup_steps=4, total_steps=11, final_fraction=0.1)
+
     assert [rate(s, "constant") for s in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert rate(10, "constant") == 1.0
     assert rate(10, "linear") == pytest.approx(0.1)

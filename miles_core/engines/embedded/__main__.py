@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -140,10 +141,14 @@ async def serve(options: argparse.Namespace) -> None:
     server = uvicorn.Server(config)
 
     def watch_parent() -> None:
-        while sys.stdin.buffer.read(65536):
+        # Not sys.stdin.read: a thread blocked in it holds a lock that the interpreter needs to end.
+        while os.read(sys.stdin.fileno(), 65536):
             pass
         server.should_exit = True
 
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # uvicorn stops on these, then raises them once more for whoever was there before: that is us, not the default.
+        asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
     engine.start()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started and not serving.done():

@@ -81,7 +81,9 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> Sampled:
     if not bool(normalizer.isfinite().all()):
         bad = [row for row, finite in enumerate(normalizer.isfinite().tolist()) if not finite]
         raise FloatingPointError(f"the model's logits are not finite (sequences {bad} of the batch)")
-    greedy, cut, plain = [], [], []
+    greedy: list[int] = []
+    cut: list[int] = []
+    plain: list[int] = []
     for row, draw in enumerate(draws):
         kind = greedy if draw.params.temperature == 0.0 else cut if draw.params.truncated or draw.banned else plain
         kind.append(row)

@@ -45,7 +45,7 @@ class ByMetadata(Reward[ByMetadataConfig]):
                 "miles_rewards",
                 settings.pop("use", name),
                 settings,
-                Reward,  # type: ignore[type-abstract]
+                Reward,
             )
         for reward in self._rewards.values():
             await reward.setup()

@@ -55,7 +55,9 @@ def update(harness: Harness, path: Path, weights: dict[str, torch.Tensor], versi
     harness.call(lambda: harness.engine.commit(version))
 
 
-def reference(directory: Path, weights: dict[str, torch.Tensor], tmp_path: Path, ids: list[int], count: int) -> list[int]:
+def reference(
+    directory: Path, weights: dict[str, torch.Tensor], tmp_path: Path, ids: list[int], count: int
+) -> list[int]:
     """Return ``count`` greedy tokens of a model that transformers loaded from ``weights``."""
     from safetensors.torch import save_file
 
@@ -211,7 +213,9 @@ def test_an_abort_ends_the_named_request_and_no_other(start: Callable[..., Harne
     harness = start("llama")
     harness.call(lambda: harness.engine.pause("in_place"))
     one, two = prompts(2)
-    collect = harness.submit(body(one, max_new_tokens=5, ignore_eos=True) | {"rid": "a"}, body(two, max_new_tokens=5, ignore_eos=True))
+    collect = harness.submit(
+        body(one, max_new_tokens=5, ignore_eos=True) | {"rid": "a"}, body(two, max_new_tokens=5, ignore_eos=True)
+    )
     assert harness.call(lambda: harness.engine.abort("a")) == 1
     assert harness.call(lambda: harness.engine.abort("a")) == 0
     harness.call(harness.engine.resume)
@@ -239,9 +243,7 @@ def test_a_failed_step_answers_its_requests_and_the_engine_goes_on(start: Callab
 
 def test_short_of_room_sequences_are_retracted_and_lose_nothing(start: Callable[..., Harness]) -> None:
     some = prompts(4, low=20, high=24)
-    bodies = [
-        body(ids, max_new_tokens=70, ignore_eos=True, sampling_seed=index) for index, ids in enumerate(some)
-    ]
+    bodies = [body(ids, max_new_tokens=70, ignore_eos=True, sampling_seed=index) for index, ids in enumerate(some)]
     roomy = start("qwen3").together(*bodies)
     tight = start("qwen3", "--max-total-tokens", "230").together(*bodies)
     assert sum(answer["meta_info"]["num_retractions"] for answer in tight) > 0

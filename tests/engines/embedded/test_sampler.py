@@ -43,7 +43,10 @@ def test_draws_follow_the_truncated_distribution(params: dict[str, object], kept
 
 def test_a_draw_depends_on_seed_and_index_alone() -> None:
     logits = torch.randn(3, 700, generator=torch.Generator().manual_seed(0))
-    draws = [Draw(params=SamplingParams(sampling_seed=seed, top_k=top_k), index=2) for seed, top_k in ((1, -1), (2, 9), (3, -1))]
+    draws = [
+        Draw(params=SamplingParams(sampling_seed=seed, top_k=top_k), index=2)
+        for seed, top_k in ((1, -1), (2, 9), (3, -1))
+    ]
     together = sample(logits, draws).tokens
     assert together == [sample(logits[row : row + 1], [draw]).tokens[0] for row, draw in enumerate(draws)]
 
@@ -69,4 +72,6 @@ def test_inversion_never_picks_a_weight_of_zero() -> None:
 
 def test_log_probs_that_are_not_numbers_are_refused() -> None:
     with pytest.raises(FloatingPointError, match=r"sequences \[1\]"):
-        sample(torch.tensor([[0.0, 1.0], [float("nan"), 0.0]]), [Draw(params=SamplingParams(sampling_seed=0), index=0)] * 2)
+        sample(
+            torch.tensor([[0.0, 1.0], [float("nan"), 0.0]]), [Draw(params=SamplingParams(sampling_seed=0), index=0)] * 2
+        )

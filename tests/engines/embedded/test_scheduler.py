@@ -62,8 +62,7 @@ def test_everything_finishes_reads_only_its_own_prefix_and_gives_all_slots_back(
     def scheduled() -> tuple[Scheduler, list[Sequence]]:
         scheduler = Scheduler(max_running=rows, max_total_tokens=slots, max_prefill_tokens=prefill)
         sequences = [
-            sequence(ids, count, arrival=index, priority=priority)
-            for index, (ids, count, priority) in enumerate(some)
+            sequence(ids, count, arrival=index, priority=priority) for index, (ids, count, priority) in enumerate(some)
         ]
         for one in sequences:
             scheduler.add(one)

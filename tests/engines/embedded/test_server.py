@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from .conftest import VOCABULARY, body, prompts
 from .test_engine import checkpoint, publish
@@ -78,6 +77,7 @@ def directory(model_directory: Callable[[str], Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def servers(directory: Path) -> Iterator[list[Server]]:
+    """Return two engines alike, and one that waits for weights."""
     started = [Server(directory, "--max-running", "4", "--max-prefill-tokens", "32") for _ in range(2)]
     started.append(Server(directory, "--wait-for-weights"))
     for server in started:
@@ -197,7 +197,7 @@ def test_a_client_that_goes_away_frees_its_row(servers: list[Server]) -> None:
         time.sleep(0.02)
     info = server.call("/server_info")[1]
     assert info["num_running_reqs"] == 0
-    assert info["num_used_tokens"] < 400
+    assert info["num_used_tokens"] == info["num_evictable_tokens"]
 
 
 def test_an_engine_that_waits_for_weights_serves_nothing_before_it_has_them(
@@ -223,7 +223,6 @@ def test_an_engine_that_waits_for_weights_serves_nothing_before_it_has_them(
     assert answer["meta_info"]["weight_version"] == "7"
     assert answer["output_ids"] == servers[1].call("/generate", request)[1]["output_ids"]
     assert server.call("/weights_checker", {"action": "checksum"})[1]["checksums"] == staged["checksums"]
-    torch.tensor([0])
     corrupted = bytearray((tmp_path / "v7").read_bytes())
     corrupted[100] ^= 4
     (tmp_path / "v8").write_bytes(corrupted)
@@ -254,4 +253,5 @@ def test_abort_over_http_is_a_200_with_partial_tokens(servers: list[Server]) -> 
 
 def test_the_process_ends_on_sigterm(servers: list[Server]) -> None:
     servers[0].process.terminate()
-    assert servers[0].process.wait(timeout=20) is not None
+    servers[0].process.wait(timeout=20)
+    assert servers[0].end() == 0

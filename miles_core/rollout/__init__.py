@@ -1,0 +1,1 @@
+"""From prompts to batches: sources, rewards, environments, scheduler, ledger."""

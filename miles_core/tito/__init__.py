@@ -1,0 +1,1 @@
+"""Token-exact sessions and model families."""
