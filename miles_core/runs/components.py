@@ -8,7 +8,7 @@ from typing import Any
 from miles_core.config.run import RunConfig
 from miles_core.contracts.engines import Engine, Sampling
 from miles_core.contracts.environments import GenerateEnvironment
-from miles_core.contracts.families import ModelFamily
+from miles_core.contracts.families import ModelFamily, Tokenizer
 from miles_core.contracts.filters import GroupFilter
 from miles_core.contracts.launchers import Launcher
 from miles_core.contracts.rewards import Reward
@@ -17,7 +17,7 @@ from miles_core.contracts.trackers import Tracker
 from miles_core.contracts.transports import WeightTransport
 from miles_core.plugins import PluginManager
 
-__all__ = ["Components", "build_components", "greedy", "sampling_of"]
+__all__ = ["Components", "build_components", "greedy", "sampling_of", "stop_ids"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,6 +70,11 @@ def build_components(config: RunConfig, plugins: PluginManager) -> Components:
             create("miles_data_sources", d.use, d.settings, DataSource) for d in config.evaluation.datasets
         ),
     )
+
+
+def stop_ids(parts: Components, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The family's stop tokens, as ids."""
+    return tuple(tokenizer.special(token) for token in parts.family.stop_tokens())
 
 
 def sampling_of(config: RunConfig, stop_token_ids: tuple[int, ...]) -> Sampling:

@@ -26,7 +26,7 @@ from miles_core.data.parquet import write_rollouts
 from miles_core.data.tokenizer import load_tokenizer
 from miles_core.engines.pool import EnginePool
 from miles_core.errors import RunDirectoryError
-from miles_core.evaluation.evaluate import EvaluationSet, evaluate
+from miles_core.evaluation.evaluate import evaluate
 from miles_core.models.reference import resolve_model
 from miles_core.plugins import PluginManager
 from miles_core.rollout.admission import EngineHold
@@ -36,8 +36,9 @@ from miles_core.rollout.order import PromptOrder
 from miles_core.rollout.producer import Producer
 from miles_core.rollout.scheduler import SchedulePolicy, Scheduler
 from miles_core.runs.atomic import atomic_directory, write_atomic
-from miles_core.runs.components import Components, build_components, greedy, sampling_of
+from miles_core.runs.components import Components, build_components, sampling_of, stop_ids
 from miles_core.runs.directory import RunDirectory
+from miles_core.runs.held_out import evaluation_sets
 from miles_core.runs.metrics import MetricsStore
 from miles_core.runs.recording import Recorder, batch_metrics
 from miles_core.runs.trainer import TrainerClient
@@ -155,7 +156,7 @@ class Run:
         parts.environment.bind(parts.family, tokenizer)
         self._score = partial(score_group, reward=parts.reward, reward_key=config.reward.reward_key)
         self._make_producer(tokenizer)
-        self._sets = self._evaluation_sets(tokenizer)
+        self._sets = evaluation_sets(config, parts, self._sampling)
         self._record.emit("miles_run_started")
 
     async def _start_trainer(self, model_directory: Path) -> None:
@@ -207,7 +208,7 @@ class Run:
             order=schedule.order,
         )
         self.scheduler = Scheduler(policy, self._ledger, prompt_at, seed=config.run.seed)
-        self._sampling = sampling_of(config, _stop_ids(parts, tokenizer))
+        self._sampling = sampling_of(config, stop_ids(parts, tokenizer))
         self.producer = Producer(
             self.scheduler,
             parts.environment,
@@ -224,24 +225,6 @@ class Run:
                 "miles_group_dropped", group_id=group_id, reason=reason
             ),
         )
-
-    def _evaluation_sets(self, tokenizer: Tokenizer) -> list[EvaluationSet]:
-        sets = []
-        for section, source in zip(self.config.evaluation.datasets, self.components.evaluation_sources, strict=True):
-            count = min(section.prompts or len(source), len(source))
-            prompts = tuple(source.prompt(index) for index in range(count))
-            sampled = EvaluationSet(
-                name=section.name,
-                mode="sampled",
-                prompts=prompts,
-                samples=section.samples,
-                sampling=self._sampling,
-                max_tokens=self.config.sampling.max_tokens,
-            )
-            sets.append(sampled)
-            if section.greedy:
-                sets.append(dataclasses.replace(sampled, mode="greedy", samples=1, sampling=greedy(self._sampling)))
-        return sets
 
     async def _stop(self) -> None:
         """Stop in reverse order; every part is stopped even when one fails to."""
@@ -389,7 +372,3 @@ class Run:
                 await self._trainer.export(temporary)
         self._record.log("time", self.step, {"trainer/peak_memory": float(await self._trainer.peak_memory())})
         self._ledger.check()
-
-
-def _stop_ids(parts: Components, tokenizer: Tokenizer) -> tuple[int, ...]:
-    return tuple(tokenizer.special(token) for token in parts.family.stop_tokens())
