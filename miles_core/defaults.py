@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from miles_core.contracts.families import ModelFamily
     from miles_core.contracts.filters import GroupFilter
     from miles_core.contracts.launchers import Launcher
-    from miles_core.contracts.objective import AdvantageEstimator, LossTerm
+    from miles_core.contracts.objective import AdvantageEstimator, Correction, LossTerm
     from miles_core.contracts.rewards import Reward
     from miles_core.contracts.sandboxes import Sandbox
     from miles_core.contracts.sources import DataSource
@@ -107,19 +107,48 @@ def miles_group_filters() -> dict[str, type[GroupFilter[Any]]]:
 def miles_advantage_estimators() -> dict[str, type[AdvantageEstimator[Any]]]:
     """Rewards to advantages."""
     from miles_core.objective.grpo import Grpo
+    from miles_core.objective.gspo import Gspo
+    from miles_core.objective.ppo import Ppo
+    from miles_core.objective.reinforce_pp import ReinforcePlusPlus, ReinforcePlusPlusBaseline
 
-    return {"grpo": Grpo}
+    return {
+        "grpo": Grpo,
+        "gspo": Gspo,
+        "ppo": Ppo,
+        "reinforce_pp": ReinforcePlusPlus,
+        "reinforce_pp_baseline": ReinforcePlusPlusBaseline,
+    }
 
 
 @hookimpl
 def miles_loss_terms() -> dict[str, type[LossTerm[Any]]]:
     """Additive loss terms."""
+    from miles_core.objective.distillation import Distillation
     from miles_core.objective.entropy import Entropy
     from miles_core.objective.kl import Kl
     from miles_core.objective.policy import Policy
     from miles_core.objective.supervised import Supervised
+    from miles_core.objective.value import Value
 
-    return {"entropy": Entropy, "kl": Kl, "policy": Policy, "supervised": Supervised}
+    return {
+        "distillation": Distillation,
+        "entropy": Entropy,
+        "kl": Kl,
+        "policy": Policy,
+        "supervised": Supervised,
+        "value": Value,
+    }
+
+
+@hookimpl
+def miles_corrections() -> dict[str, type[Correction[Any]]]:
+    """Answers to the mismatch between trainer and rollout."""
+    from miles_core.objective.clip_or_pop import ClipOrPop
+    from miles_core.objective.mis import Mis
+    from miles_core.objective.opsm import Opsm
+    from miles_core.objective.tis import Tis
+
+    return {"clip_or_pop": ClipOrPop, "mis": Mis, "opsm": Opsm, "tis": Tis}
 
 
 @hookimpl
