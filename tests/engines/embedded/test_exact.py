@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,23 @@ from .conftest import Harness, body, prompts
 FAMILIES = ("llama", "qwen3", "mistral_window", "qwen3_moe")
 
 
-def reference_tokens(directory: Path, ids: list[int], count: int) -> list[int]:
+@functools.cache
+def load(directory: Path) -> Any:
+    """Return the oracle: the same checkpoint in plain transformers, with end of sequence off."""
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager")
     model.generation_config.eos_token_id = None
+    return model
+
+
+def reference_tokens(directory: Path, ids: list[int], count: int) -> list[int]:
+    model = load(directory)
     out = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=count, pad_token_id=2)
     return out[0, len(ids) :].tolist()
 
 
 def reference_logprobs(directory: Path, ids: list[int], temperature: float = 1.0) -> torch.Tensor:
     """Return log-probs [T - 1, V] of what follows each position."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager")
+    model = load(directory)
     with torch.no_grad():
         return (model(torch.tensor([ids])).logits[0, :-1] / temperature).log_softmax(-1)
 
@@ -133,7 +141,7 @@ def test_routed_experts_are_those_of_a_plain_forward_pass(
 
 
 def reference_routes(directory: Path, ids: list[int]) -> Any:
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager")
+    model = load(directory)
     with torch.no_grad():
         logits = model(torch.tensor([ids[:-1]]), output_router_logits=True).router_logits
     return torch.stack([layer.softmax(-1).topk(2).indices for layer in logits], 1).numpy()
