@@ -160,7 +160,7 @@ def miles_batch_ready(run: RunInfo, batch: Batch) -> Batch | None:
 
 @hookspec
 def miles_before_train_step(run: RunInfo, batch: Batch) -> None:
-    """The batch is on disk and goes to the backend now."""
+    """The batch goes to the backend now; it is on disk before the step counts as taken."""
 
 
 @hookspec

@@ -43,7 +43,7 @@ class ConsoleTracker(Tracker[ComponentConfig]):
     def log(self, step: int, metrics: Mapping[str, float], *, kind: str) -> None:
         if kind == "rollout":
             self._rollout = metrics
-        elif kind == "train":
+        elif kind == "train" and {"loss", "grad_norm"} <= metrics.keys():
             now = time.monotonic()
             tokens = self._rollout.get("tokens/total", 0.0) / max(now - self._last, 1e-9)
             drops = sum(v for k, v in self._rollout.items() if k.startswith("dropped/"))
@@ -57,8 +57,9 @@ class ConsoleTracker(Tracker[ComponentConfig]):
             for name, value in metrics.items():
                 if name.endswith("/mean"):
                     prefix = name.removesuffix("/mean")
-                    error = metrics[f"{prefix}/standard_error"]
-                    self._say(f"version {step}  {prefix.replace('/', ', ')}: {value:.3f} ± {error:.3f}")
+                    error = metrics.get(f"{prefix}/standard_error")
+                    margin = "" if error is None else f" ± {error:.3f}"
+                    self._say(f"version {step}  {prefix.replace('/', ', ')}: {value:.3f}{margin}")
             self._last = time.monotonic()
 
     def _say(self, text: str) -> None:

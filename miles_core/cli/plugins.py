@@ -78,11 +78,13 @@ def check(name: str) -> None:
 
     results = check_plugin(name)
     for result in results:
-        click.echo(f"{'ok  ' if result.error is None else 'FAIL'} {result.component}: {result.check}")
-        if result.error is not None:
-            click.echo(f"     {result.error}", err=True)
+        word = "FAIL" if result.error is not None else "skip" if result.skipped else "ok"
+        click.echo(f"{word:4} {result.component}: {result.check}")
+        if result.error or result.skipped:
+            click.echo(f"     {result.error or result.skipped}", err=True)
     failed = sum(result.error is not None for result in results)
-    click.echo(f"{len(results) - failed} passed, {failed} failed")
+    skipped = sum(bool(result.skipped) for result in results)
+    click.echo(f"{len(results) - failed - skipped} passed, {failed} failed, {skipped} skipped")
     if failed:
         raise SystemExit(1)
 

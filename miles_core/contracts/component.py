@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["Component", "ComponentConfig", "Conflict", "ConfigT", "Example", "Requirement", "Workbench"]
+__all__ = ["Component", "ComponentConfig", "ConfigT", "Conflict", "Example", "Requirement", "Workbench"]
 
 
 class ComponentConfig(BaseModel):
@@ -62,6 +62,11 @@ class Workbench(Protocol):
 
     def serve(self, answer: Callable[[Any], Any]) -> str:
         """URL of a service on this host that answers a JSON post of `x` with the JSON of `answer(x)`."""
+        ...
+
+    def engine(self) -> str:
+        """URL of an inference server without a model that speaks SGLang's native protocol, for engines that reach
+        servers which others run."""
         ...
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
     from miles_core.contracts.launchers import Launcher
 
-__all__ = ["Engine", "EngineClient", "EngineFleet", "EngineStart", "Generation", "PauseMode", "Sampling"]
+__all__ = ["Engine", "EngineClient", "EngineFleet", "EngineStart", "Generation", "OnTokens", "PauseMode", "Sampling"]
+
+OnTokens = Callable[[Sequence[int]], None]
 
 PauseMode = Literal["retract", "in_place", "abort"]
 
@@ -78,10 +80,17 @@ class EngineClient(Protocol):
     """What an environment sees of inference."""
 
     async def generate(
-        self, input_ids: Sequence[int], sampling: Sampling, *, routing_key: str = "", priority: int = 0
+        self,
+        input_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        routing_key: str = "",
+        priority: int = 0,
+        on_tokens: OnTokens | None = None,
     ) -> Generation:
         """Sample a continuation of `input_ids`. Requests with one `routing_key` go to the engine that holds its
-        prefix. Raises `EngineRefusal` for a bad request, `EngineUnavailable` past the deadline."""
+        prefix. `on_tokens` is called, as the engine gives them, with all ids sampled so far; what it raises ends the
+        request. Raises `EngineRefusal` for a bad request, `EngineUnavailable` past the deadline."""
         ...
 
 

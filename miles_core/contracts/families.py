@@ -106,6 +106,20 @@ class ModelFamily(Component[ConfigT], abc.ABC):
     def stop_tokens(self) -> tuple[str, ...]:
         """Special tokens that end an assistant turn."""
 
+    def suffix(
+        self, messages: Sequence[Mapping[str, Any]], *, after: int, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[Segment]:
+        """What the messages behind the assistant's message `after` add, generation prompt included; the junction stands
+        in front of it. Override it where nothing that came before changes how a message is rendered: then a turn costs
+        what it adds. Default: the whole conversation is rendered."""
+        segments = self.segments(messages, tools=tools, add_generation_prompt=True)
+        return [segment for segment in segments if segment.message > after]
+
+    def partial(self, ids: Sequence[int], tokenizer: Tokenizer) -> ParsedReply:
+        """What is certain of a reply of which `ids` are sampled so far: reasoning and content that every continuation
+        starts with, no tool calls. Default: nothing, so a stream brings the reply when it is complete."""
+        return ParsedReply(content="")
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

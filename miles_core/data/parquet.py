@@ -11,13 +11,36 @@ import orjson
 
 from miles_core.data.trajectory import Status, Trajectory, Turn
 
-__all__ = ["read_rollouts", "write_rollouts"]
+__all__ = ["read_rollouts", "rollout_table", "trajectories_of", "write_rollouts"]
 
 
 def write_rollouts(path: Path, trajectories: Iterable[Trajectory], *, step: int, policy_version: int) -> None:
-    """Write atomically. `routed_experts` is stored flat as int16 (int32 when an id needs it), with its shape."""
-    import pyarrow as pa
+    """Write atomically."""
     import pyarrow.parquet as pq
+
+    temporary = path.with_name(f".{path.name}.tmp")
+    pq.write_table(
+        rollout_table(trajectories, step=step, policy_version=policy_version), temporary, compression="zstd"
+    )
+    temporary.replace(path)
+
+
+def read_rollouts(path: Path) -> list[Trajectory]:
+    """The trajectories of one file, equal to what was written."""
+    import pyarrow.parquet as pq
+
+    return trajectories_of(pq.read_table(path))
+
+
+def trajectories_of(table: Any) -> list[Trajectory]:
+    """The trajectories of a pyarrow table that `rollout_table` made."""
+    return [_trajectory(row) for row in table.to_pylist()]
+
+
+def rollout_table(trajectories: Iterable[Trajectory], *, step: int, policy_version: int) -> Any:
+    """A pyarrow table, one row a trajectory. `routed_experts` is flat int16 (int32 when an id needs it), with its
+    shape."""
+    import pyarrow as pa
 
     rows = list(trajectories)
     columns: dict[str, Any] = {
@@ -43,16 +66,7 @@ def write_rollouts(path: Path, trajectories: Iterable[Trajectory], *, step: int,
         flat = [r.reshape(-1).astype(np.int32 if wide else np.int16) for r in routes]
         columns["routed_experts"] = _lists(pa, flat, pa.int32() if wide else pa.int16())
         columns["routed_experts_shape"] = pa.array([list(r.shape) for r in routes], pa.list_(pa.int32()))
-    temporary = path.with_name(f".{path.name}.tmp")
-    pq.write_table(pa.table(columns), temporary, compression="zstd")
-    temporary.replace(path)
-
-
-def read_rollouts(path: Path) -> list[Trajectory]:
-    """The trajectories of one file, equal to what was written."""
-    import pyarrow.parquet as pq
-
-    return [_trajectory(row) for row in pq.read_table(path).to_pylist()]
+    return pa.table(columns)
 
 
 def _trajectory(row: Mapping[str, Any]) -> Trajectory:

@@ -6,73 +6,162 @@ queued the request, which lets a synchronous step admit its requests in submissi
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import dataclasses
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
+import aiohttp
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from miles_core.contracts.engines import Generation, PauseMode, Sampling
-from miles_core.errors import EngineError
+from miles_core.contracts.engines import Generation, OnTokens, PauseMode, Sampling
+from miles_core.errors import EngineError, EngineRefusal
 from miles_core.http import JsonHttp, check_status
 
 __all__ = ["EngineConnection", "parse_generation"]
 
 
+@dataclasses.dataclass(kw_only=True, slots=True)
+class _Ask:
+    """A generation on its way: the request's own fields, and the future that its answer resolves."""
+
+    request_id: str
+    input_ids: list[int]
+    params: dict[str, Any]
+    priority: int
+    started: float
+    answer: asyncio.Future[dict[str, Any]]
+    on_queued: Callable[[], None] | None
+    on_tokens: OnTokens | None
+
+
 class EngineConnection:
-    """One engine by URL."""
+    """One engine by URL.
+
+    Generations that are asked for in the same turn of the event loop travel in one HTTP request: the sixty-four
+    episodes of a step cost one exchange, and each of them still gets its answer the moment that it is finished.
+    """
 
     def __init__(self, url: str, http: JsonHttp, *, routed_experts: bool = False) -> None:
         self.url = url.rstrip("/")
         self._http = http
         self._routed_experts = routed_experts
+        self._asked: list[_Ask] = []
+        self._exchanges: set[asyncio.Task[None]] = set()
 
     async def generate(
-        self, input_ids: Sequence[int], sampling: Sampling, *, priority: int = 0, on_queued: Any = None
+        self,
+        input_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        priority: int = 0,
+        on_queued: Callable[[], None] | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> Generation:
-        """Sample a continuation. `on_queued()` is called once the engine has taken the request. When the caller is
-        cancelled, the request is aborted in the engine. Raises `EngineRefusal`, `EngineError` or `aiohttp.ClientError`."""
-        request_id = uuid.uuid4().hex
-        body: dict[str, Any] = {
-            "rid": request_id,
-            "input_ids": [int(i) for i in input_ids],
-            "sampling_params": _sampling_params(sampling),
-            "return_logprob": True,
-            "stream": True,
-            "priority": priority,
-        }
+        """Sample a continuation. `on_queued()` is called once the engine has taken the request, `on_tokens(ids)` with
+        all ids so far as they come; what it raises ends this request. When the caller is cancelled, the request is aborted in the engine. Raises `EngineRefusal`, `EngineError` or `aiohttp.ClientError`."""
+        loop = asyncio.get_running_loop()
+        ask = _Ask(
+            request_id=uuid.uuid4().hex,
+            input_ids=[int(i) for i in input_ids],
+            params=_sampling_params(sampling),
+            priority=priority,
+            started=time.time(),
+            answer=loop.create_future(),
+            on_queued=on_queued,
+            on_tokens=on_tokens,
+        )
+        if not self._asked:
+            loop.call_soon(self._send)
+        self._asked.append(ask)
+        try:
+            answer = await ask.answer
+        except asyncio.CancelledError:
+            self._in_background(self._abort(ask.request_id))
+            raise
+        generation = parse_generation(answer, engine=self.url, started=ask.started, finished=time.time())
+        return dataclasses.replace(generation, request_id=ask.request_id)
+
+    def _send(self) -> None:
+        asked = [ask for ask in self._asked if not ask.answer.done()]
+        self._asked = []
+        if asked:
+            self._in_background(self._exchange(asked))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._exchanges.add(task)
+        task.add_done_callback(self._exchanges.discard)
+
+    async def _exchange(self, asked: Sequence[_Ask]) -> None:
+        """One HTTP request for all of `asked`; whatever happens, every future of theirs is resolved."""
+        try:
+            await self._stream(asked)
+            _fail(asked, EngineError(f"{self.url}/generate: the stream ended before the answer was finished"))
+        except EngineRefusal as refusal:
+            if len(asked) == 1:
+                _fail(asked, refusal)
+            else:  # one bad request must not speak for the others: each asks for itself
+                await asyncio.gather(*(self._exchange([ask]) for ask in asked))
+        except BaseException as error:
+            _fail(asked, error)
+            if not isinstance(error, Exception):
+                raise
+
+    async def _stream(self, asked: Sequence[_Ask]) -> None:
+        session = await self._http.session()
+        body = orjson.dumps(self._body(asked))
+        headers = {"Content-Type": "application/json"}
+        open_asks = {ask.request_id: ask for ask in asked}
+        async with session.post(f"{self.url}/generate", data=body, headers=headers) as response:
+            if response.status >= 400:
+                check_status(f"POST {self.url}/generate", response.status, await response.read())
+            for ask in asked:
+                if ask.on_queued is not None:
+                    ask.on_queued()
+            async for data in _events(response.content):
+                answer = orjson.loads(data)
+                meta = answer.get("meta_info") if isinstance(answer, dict) else None
+                request_id = meta.get("id") if isinstance(meta, dict) else None
+                named = open_asks.get(str(request_id)) or (asked[0] if len(asked) == 1 else None)
+                if named is None:
+                    raise EngineError(f"{self.url}/generate: an answer to no request of ours: {str(answer)[:300]}")
+                if meta is None or "error" in answer or meta.get("finish_reason") is not None:
+                    open_asks.pop(named.request_id, None)
+                    if not named.answer.done():
+                        named.answer.set_result(answer)
+                elif named.on_tokens is not None and not named.answer.done():
+                    try:
+                        named.on_tokens(answer.get("output_ids") or ())
+                    except Exception as error:
+                        named.answer.set_exception(error)
+                        self._in_background(self._abort(named.request_id))
+
+    def _body(self, asked: Sequence[_Ask]) -> dict[str, Any]:
+        body: dict[str, Any] = {"return_logprob": True, "stream": True}
         if self._routed_experts:
             body["return_routed_experts"] = True
-        started = time.time()
-        session = await self._http.session()
-        finished = False
-        try:
-            async with session.post(f"{self.url}/generate", json=body) as response:
-                if response.status >= 400:
-                    check_status(f"POST {self.url}/generate", response.status, await response.read())
-                if on_queued is not None:
-                    on_queued()
-                last = b""
-                async for line in response.content:
-                    if line.startswith(b"data:"):
-                        data = line[5:].strip()
-                        if data == b"[DONE]":
-                            finished = True
-                            break
-                        last = data
-        finally:
-            if not finished:
-                await self._abort(request_id)
-        if not finished or not last:
-            raise EngineError(f"{self.url}/generate: the stream of request {request_id} ended before [DONE]")
-        answer = orjson.loads(last)
-        generation = parse_generation(answer, engine=self.url, started=started, finished=time.time())
-        return dataclasses.replace(generation, request_id=request_id)
+        if len(asked) == 1:
+            (ask,) = asked
+            fields: dict[str, Any] = {
+                "rid": ask.request_id,
+                "input_ids": ask.input_ids,
+                "sampling_params": ask.params,
+                "priority": ask.priority,
+            }
+        else:
+            fields = {
+                "rid": [ask.request_id for ask in asked],
+                "input_ids": [ask.input_ids for ask in asked],
+                "sampling_params": [ask.params for ask in asked],
+                "priority": [ask.priority for ask in asked],
+            }
+        return {**body, **fields}
 
     async def _abort(self, request_id: str) -> None:
         """Tell the engine to stop working for nobody. An engine that is gone has stopped already."""
@@ -96,6 +185,26 @@ class EngineConnection:
 
     async def flush(self) -> None:
         await self._http.call("POST", f"{self.url}/flush_cache", {}, deadline=60.0)
+
+
+def _fail(asked: Sequence[_Ask], error: BaseException) -> None:
+    """Resolve what is still open."""
+    for ask in asked:
+        if not ask.answer.done():
+            ask.answer.set_exception(error if isinstance(error, Exception) else EngineError("cancelled"))
+
+
+async def _events(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """The data of server-sent events up to `[DONE]`. Lines have no limit of length."""
+    rest = b""
+    async for chunk in stream.iter_any():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                data = line[5:].strip()
+                if data == b"[DONE]":
+                    return
+                yield data
 
 
 def _sampling_params(sampling: Sampling) -> dict[str, Any]:

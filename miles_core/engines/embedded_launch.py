@@ -23,7 +23,7 @@ class EmbeddedEngineConfig(ComponentConfig):
     threads: int = Field(default=0, ge=0)
     """CPU threads of each; 0 shares the machine's cores among them."""
 
-    max_running: int = Field(default=32, ge=1)
+    max_running: int = Field(default=64, ge=1)
     """Most sequences decoded together."""
 
     max_total_tokens: int = Field(default=16384, ge=256)

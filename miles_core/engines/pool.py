@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import aiohttp
 
-from miles_core.contracts.engines import Generation, PauseMode, Sampling
+from miles_core.contracts.engines import Generation, OnTokens, PauseMode, Sampling
 from miles_core.engines.client import EngineConnection
 from miles_core.errors import EngineError, EngineUnavailable
 from miles_core.http import JsonHttp, Retryable
@@ -57,6 +57,7 @@ class EnginePool:
         routing_key: str = "",
         priority: int = 0,
         on_queued: Callable[[], None] | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> Generation:
         loop = asyncio.get_running_loop()
         end = loop.time() + self._deadline
@@ -67,7 +68,9 @@ class EnginePool:
             self._running[engine.url] += 1
             try:
                 async with asyncio.timeout_at(end):
-                    generation = await engine.generate(input_ids, sampling, priority=priority, on_queued=on_queued)
+                    generation = await engine.generate(
+                        input_ids, sampling, priority=priority, on_queued=on_queued, on_tokens=on_tokens
+                    )
             except (aiohttp.ClientError, OSError, Retryable, TimeoutError) as error:
                 tried.add(engine.url)
                 self._pinned.pop(routing_key, None)

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from miles_core.contracts.engines import Generation, PauseMode, Sampling
+from miles_core.contracts.engines import Generation, OnTokens, PauseMode, Sampling
 
 __all__ = ["AdmissionClient", "EngineHold", "QueuingEngine"]
 
@@ -28,6 +28,7 @@ class QueuingEngine(Protocol):
         routing_key: str = "",
         priority: int = 0,
         on_queued: Callable[[], None] | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> Generation: ...
 
     def paused(self, mode: PauseMode) -> AbstractAsyncContextManager[None]: ...
@@ -57,7 +58,13 @@ class AdmissionClient:
         self.queued = asyncio.Event()
 
     async def generate(
-        self, input_ids: Sequence[int], sampling: Sampling, *, routing_key: str = "", priority: int = 0
+        self,
+        input_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        routing_key: str = "",
+        priority: int = 0,
+        on_tokens: OnTokens | None = None,
     ) -> Generation:
         """As `EngineClient.generate`; the episode's own place in submission order is the priority."""
         return await self._engine.generate(
@@ -66,4 +73,5 @@ class AdmissionClient:
             routing_key=routing_key,
             priority=self._priority + priority,
             on_queued=self.queued.set,
+            **({} if on_tokens is None else {"on_tokens": on_tokens}),
         )

@@ -51,9 +51,7 @@ async def score_group(
     worth 0. An episode that brought its own reward keeps it."""
     scored = list(group.episodes)
     unscored = [
-        i
-        for i, e in enumerate(scored)
-        if e.status in (Status.COMPLETED, Status.TRUNCATED) and e.reward is None
+        i for i, e in enumerate(scored) if e.status in (Status.COMPLETED, Status.TRUNCATED) and e.reward is None
     ]
     samples = [_sample(group, scored[i]) for i in unscored]
     try:
@@ -61,9 +59,7 @@ async def score_group(
     except RewardError as error:
         scores = [error] * len(samples)
     if len(scores) != len(samples):
-        raise RewardError(
-            f"the reward gave {len(scores)} scores for {len(samples)} samples of group {group.group_id}"
-        )
+        raise RewardError(f"the reward gave {len(scores)} scores for {len(samples)} samples of group {group.group_id}")
     for index, score in zip(unscored, scores, strict=True):
         problem = str(score) if isinstance(score, Exception) else _problem(score, reward_key)
         scored[index] = scored[index].as_failed(problem) if problem else scored[index].with_reward(score)

@@ -105,9 +105,7 @@ class Ledger:
                     (group_id, position, prompt_id),
                 )
             except sqlite3.IntegrityError as error:
-                raise LedgerError(
-                    f"group {group_id!r} at position {position} was issued before: {error}"
-                ) from error
+                raise LedgerError(f"group {group_id!r} at position {position} was issued before: {error}") from error
             self._append(group_id, "pending", None, None, "")
 
     def move(

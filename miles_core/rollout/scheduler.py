@@ -71,9 +71,7 @@ class Scheduler:
         self._ledger = ledger
         self._prompt_at = prompt_at
         self._seed = seed
-        self._pending: list[tuple[int, str, int]] = [
-            (e.position, e.group_id, e.attempt) for e in ledger.open()
-        ]
+        self._pending: list[tuple[int, str, int]] = [(e.position, e.group_id, e.attempt) for e in ledger.open()]
         self._running: dict[str, _Running] = {}
         self._scoring: dict[str, _Running] = {}
         self._buffer: list[Group] = []
@@ -124,9 +122,7 @@ class Scheduler:
         policy = self._policy
         outstanding = len(self._running) + len(self._scoring) + len(self._buffer)
         if policy.mode == "sync":
-            return (
-                policy.batch_groups - outstanding if self.idle else 0
-            )  # in waves: see the page on determinism
+            return policy.batch_groups - outstanding if self.idle else 0  # in waves: see the page on determinism
         if policy.slot == "group":
             busy = len(self._running) * policy.group_size
         else:

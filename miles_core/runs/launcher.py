@@ -16,6 +16,10 @@ from miles_core.errors import EnvironmentFailure
 
 __all__ = ["LocalLauncher", "LocalProcess"]
 
+_QUIET_THREADS = {"OMP_WAIT_POLICY": "passive"}
+"""Engines and trainer take turns on the same cores: a thread that spins while it waits takes them from the one that works.
+The user's own setting wins."""
+
 
 class LocalProcess(Process):
     """A child in its own process group. Its stdin is a pipe from this process: it reaches EOF when we are gone."""
@@ -51,7 +55,7 @@ class LocalLauncher(Launcher[ComponentConfig]):
         self._processes: list[LocalProcess] = []
 
     async def launch(self, spec: ProcessSpec) -> LocalProcess:
-        environment = {**os.environ, **spec.environment}
+        environment = {**_QUIET_THREADS, **os.environ, **spec.environment}
         if spec.threads:
             environment["OMP_NUM_THREADS"] = str(spec.threads)
         spec.log.parent.mkdir(parents=True, exist_ok=True)

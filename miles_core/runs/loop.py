@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -46,6 +46,9 @@ from miles_core.runs.wire import WireRecord
 from miles_core.sync.transaction import publish
 
 __all__ = ["RunResult", "train"]
+
+First = TypeVar("First")
+Second = TypeVar("Second")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -372,3 +375,10 @@ class Run:
                 await self._trainer.export(temporary)
         self._record.log("time", self.step, {"trainer/peak_memory": float(await self._trainer.peak_memory())})
         self._ledger.check()
+
+
+async def _both(first: Awaitable[First], second: Awaitable[Second]) -> tuple[First, Second]:
+    """Both results; when one fails, the other still ends before its error is raised."""
+    tasks = (asyncio.ensure_future(first), asyncio.ensure_future(second))
+    await asyncio.wait(tasks)
+    return tasks[0].result(), tasks[1].result()

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 
-from miles_core.contracts.component import ComponentConfig
+from miles_core.contracts.component import ComponentConfig, Example, Workbench
 from miles_core.contracts.trackers import Tracker
 
 __all__ = ["MetricsStore", "SqliteTracker"]
@@ -79,6 +79,11 @@ class MetricsStore:
 class SqliteTracker(Tracker[ComponentConfig]):
     """The default tracker: `metrics.sqlite` in the run directory."""
 
+    @classmethod
+    def example(cls, bench: Workbench) -> Example:
+        """Its numbers can be read back."""
+        return Example(inputs=(_read,))
+
     def __init__(self, config: ComponentConfig) -> None:
         super().__init__(config)
         self._store: MetricsStore | None = None
@@ -94,3 +99,11 @@ class SqliteTracker(Tracker[ComponentConfig]):
         if self._store is not None:
             self._store.close()
             self._store = None
+
+
+def _read(run_directory: Path) -> list[tuple[str, int, str, float]]:
+    store = MetricsStore(run_directory / "metrics.sqlite")
+    try:
+        return store.rows()
+    finally:
+        store.close()

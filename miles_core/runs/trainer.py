@@ -16,6 +16,7 @@ from miles_core.contracts.launchers import Launcher, Process, ProcessSpec
 from miles_core.contracts.transports import Published
 from miles_core.data.group import Batch
 from miles_core.errors import EnvironmentFailure
+from miles_core.training.worker import KEY_VARIABLE, no_delay
 
 __all__ = ["TrainerClient"]
 
@@ -38,12 +39,13 @@ class TrainerClient:
                 name="trainer",
                 command=[sys.executable, "-m", "miles_core.training.worker"],
                 log=log,
-                environment={"MILES_TRAINER_KEY": key},
+                environment={KEY_VARIABLE: key},
                 threads=threads,
             )
         )
         address = (str(process.ready["host"]), int(str(process.ready["port"])))
         connection = await asyncio.to_thread(Client, address, authkey=key.encode())
+        no_delay(connection)
         return cls(process, connection, log)
 
     async def _call(self, method: str, *arguments: object) -> Any:

@@ -18,13 +18,17 @@ from typing import Any
 
 from miles_core.contracts.component import Component, Example
 
-__all__ = ["KINDS", "Case", "Check", "Kind", "Skipped", "check_title", "checks_of", "run_check"]
+__all__ = ["ENGINE_VERSION", "KINDS", "Case", "Check", "Kind", "Skipped", "check_title", "checks_of", "run_check"]
 
 CHECK_SECONDS = 180.0
 """A check that waits longer for a component has found that it hangs."""
 
 
-class Skipped(Exception):
+ENGINE_VERSION = 7
+"""Policy version at which the checks start engines."""
+
+
+class Skipped(Exception):  # noqa: N818 - nothing went wrong
     """A check that cannot be made here; the message says why."""
 
 
@@ -77,10 +81,21 @@ class Case:
 
         return self._stack.enter_context(served(lambda: json_service(answer)))
 
+    def engine(self) -> str:
+        """See `Workbench.engine`. It serves `ENGINE_VERSION`."""
+        from miles_core.testing.stub_engine import StubEngine, hashed_script, served_stub
+
+        stub = StubEngine(hashed_script(256, 64), version=ENGINE_VERSION, vocabulary=256)
+        return self._stack.enter_context(served_stub(stub)).url
+
     @functools.cached_property
     def example(self) -> Example:
         """The component's example, with the case's own settings and inputs in it. Raises `Skipped` when it is
         unavailable."""
+        for requirement in self.component.requires:
+            module = requirement.key.removeprefix("import:")
+            if module != requirement.key and importlib.util.find_spec(module) is None:
+                raise Skipped(f"{module} is not installed, and {requirement.reason}")
         if self._settings is not None and self._inputs is not None:
             return Example(settings=self._settings, inputs=self._inputs)
         example = self.component.example(self)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from miles_core.contracts.engines import Generation, Sampling
+from miles_core.contracts.engines import Generation, OnTokens, Sampling
 from miles_core.errors import EngineUnavailable
 
 __all__ = ["Asked", "ScriptedClient"]
@@ -43,7 +43,13 @@ class ScriptedClient:
         """Requests that have not been answered or cancelled."""
 
     async def generate(
-        self, input_ids: Sequence[int], sampling: Sampling, *, routing_key: str = "", priority: int = 0
+        self,
+        input_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        routing_key: str = "",
+        priority: int = 0,
+        on_tokens: OnTokens | None = None,
     ) -> Generation:
         self.waiting += 1
         try:
@@ -56,6 +62,9 @@ class ScriptedClient:
             self.waiting -= 1
         number = len(self.asked) + 1
         ids = np.array(self._ids[: sampling.max_new_tokens], np.int32)
+        if on_tokens is not None:
+            for count in range(1, len(ids) + 1):
+                on_tokens(ids[:count].tolist())
         generation = Generation(
             token_ids=ids,
             logprobs=(-0.5 * number - 0.01 * np.arange(len(ids))).astype(np.float32),

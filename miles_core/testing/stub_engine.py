@@ -7,9 +7,10 @@ It never stands in for the embedded engine where numbers matter.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import mmap
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ import orjson
 from aiohttp import web
 
 from miles_core.sync.checksums import checksum
+from miles_core.testing.serving import served
 
-__all__ = ["Script", "StubEngine", "hashed_script", "stub_engine"]
+__all__ = ["Script", "ServedStub", "StubEngine", "hashed_script", "served_stub", "stub_engine"]
 
 Script = Callable[[Sequence[int], dict[str, Any]], Sequence[int]]
 """(input ids, sampling params) → output ids. `max_new_tokens` is applied by the engine."""
@@ -39,13 +41,21 @@ def hashed_script(vocabulary: int, length: int) -> Script:
 class StubEngine:
     """State of one stub engine. Tests read and set its public attributes while it serves."""
 
-    def __init__(self, script: Script, *, latency: float = 0.0, version: int = 0) -> None:
+    def __init__(
+        self, script: Script, *, latency: float = 0.0, version: int = 0, vocabulary: int | None = None
+    ) -> None:
         self.script = script
+        self.vocabulary = vocabulary
+        """Ids from this one on are refused with 400; None takes them all."""
         self.latency = latency
         self.version = version
         self.weights: dict[str, str] = {}
         self.staged: tuple[int, dict[str, str]] | None = None
         self.requests: list[dict[str, Any]] = []
+        self.stream_interval = 0
+        """Sampled tokens between two events of a stream; 0: the whole answer is one event."""
+        self.stream_latency = 0.0
+        """Seconds behind each event of a stream."""
         self.refuse_with: int | None = None
         """Status to answer `/generate` with."""
         self.garbage = False
@@ -81,7 +91,8 @@ class StubEngine:
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read())
-        self.requests.append(body)
+        asked = _one_each(body)
+        self.requests += asked
         if self.refuse_with is not None:
             return web.json_response({"error": {"message": "refused by the test"}}, status=self.refuse_with)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -92,10 +103,15 @@ class StubEngine:
         await self._running.wait()
         if self.latency:
             await asyncio.sleep(self.latency)
-        answer = {"nonsense": True} if self.garbage else self._answer(body)
+        answers = [{"nonsense": True} if self.garbage else self._answer(one) for one in asked]
         if not body.get("stream"):
-            return web.json_response(answer)
-        await response.write(b"data: " + orjson.dumps(answer) + b"\n\ndata: [DONE]\n\n")
+            return web.json_response(answers if isinstance(body["rid"], list) else answers[0])
+        for answer in answers:
+            for part in (*_parts(answer, self.stream_interval), answer):
+                await response.write(b"data: " + orjson.dumps(part) + b"\n\n")
+                if self.stream_latency:
+                    await asyncio.sleep(self.stream_latency)
+        await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
         return response
 
@@ -169,6 +185,24 @@ class StubEngine:
         return web.json_response({"success": True, "checksums": self.weights, "weight_version": str(self.version)})
 
 
+def _one_each(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The requests of a body, which may be a batch: every list in it then has one value a prompt."""
+    if not isinstance(body["input_ids"][0], list):
+        return [body]
+    return [
+        {key: value[index] if isinstance(value, list) else value for key, value in body.items()}
+        for index in range(len(body["input_ids"]))
+    ]
+
+
+def _parts(answer: dict[str, Any], interval: int) -> Iterator[dict[str, Any]]:
+    """The unfinished answers of a stream: cumulative ids, no finish reason."""
+    ids = answer.get("output_ids", [])
+    for count in range(interval, len(ids), interval) if interval else ():
+        meta = {**answer["meta_info"], "finish_reason": None, "completion_tokens": count}
+        yield {**answer, "output_ids": ids[:count], "meta_info": meta}
+
+
 def _read_checksums(path: Path, tensors: Sequence[dict[str, Any]]) -> dict[str, str]:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
         return {t["name"]: checksum(view[t["offset"] : t["offset"] + t["nbytes"]]) for t in tensors}
@@ -186,3 +220,18 @@ async def stub_engine(engine: StubEngine) -> AsyncIterator[str]:
         yield f"http://{host}:{port}"
     finally:
         await runner.cleanup()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ServedStub:
+    """A stub engine and where it is served."""
+
+    engine: StubEngine
+    url: str
+
+
+@contextmanager
+def served_stub(engine: StubEngine) -> Iterator[ServedStub]:
+    """Serve it from a thread, for tests that are not coroutines."""
+    with served(engine.application) as url:
+        yield ServedStub(engine=engine, url=url)

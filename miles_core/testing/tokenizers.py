@@ -20,7 +20,17 @@ CHAT_TEMPLATE = (
 )
 
 # Merges that reach over the places where messages meet, and words that a model may sample in other pieces.
-_MERGES = (("Ċ", "Ċ"), (">", "Ċ"), ("Ċ", "<"), ("u", "s"), ("us", "e"), ("use", "r"), ("h", "e"), ("l", "l"), ("he", "ll"))
+_MERGES = (
+    ("Ċ", "Ċ"),
+    (">", "Ċ"),
+    ("Ċ", "<"),
+    ("u", "s"),
+    ("us", "e"),
+    ("use", "r"),
+    ("h", "e"),
+    ("l", "l"),
+    ("he", "ll"),
+)
 
 
 def write_tokenizer(directory: Path, *, special: Iterable[str] = CHATML, added: Iterable[str] = ()) -> Path:

@@ -112,8 +112,7 @@ def packed_attention(
     assert isinstance(layer_index, int)
     layer = packed_step.pool.layer(layer_index, keys, values)
     layer.write(packed_step.slots, keys, values)
-    for row, slots in packed_step.fresh:
-        layer.load_row(row, slots)
+    layer.load_rows(packed_step.fresh)
     parts = []
     if count := len(packed_step.decode_positions):
         layer.append(packed_step.decode_positions, keys[:count], values[:count])

@@ -39,10 +39,18 @@ class LayerCache:
         key, value = (pool.index_select(0, slots).transpose(0, 1).unsqueeze(0) for pool in self.pool)
         return key, value
 
-    def load_row(self, row: int, slots: torch.Tensor) -> None:
-        """Copy a sequence from the pool into a row."""
-        for rows, pool in zip(self.rows, self.pool, strict=True):
-            rows[row, :, : len(slots)] = pool.index_select(0, slots).transpose(0, 1)
+    def load_rows(self, fresh: Sequence[tuple[int, torch.Tensor]]) -> None:
+        """Copy sequences from the pool into their rows. Sequences of one length are copied together, as those of a group
+        that shares its prompt are."""
+        by_length: dict[int, list[tuple[int, torch.Tensor]]] = {}
+        for row, slots in fresh:
+            by_length.setdefault(len(slots), []).append((row, slots))
+        for length, group in by_length.items():
+            where = torch.tensor([row for row, _ in group], device=self.pool[0].device)
+            slots = torch.cat([slots for _, slots in group])
+            for rows, pool in zip(self.rows, self.pool, strict=True):
+                taken = pool.index_select(0, slots).unflatten(0, (len(group), length))
+                rows[where, :, :length] = taken.transpose(1, 2)
 
     def append(self, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write the next token of rows 0 to B - 1 at ``positions`` [B]."""

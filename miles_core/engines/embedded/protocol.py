@@ -126,8 +126,6 @@ def parse_generate(body: object, limits: Limits) -> tuple[list[GenerateRequest],
     batched = bool(ids) and isinstance(ids[0], list)
     if not batched:
         return [_parse_one(body, limits)], False
-    if body.get("stream"):
-        raise BadRequestError("stream: works for one prompt, not for a list of prompts")
     return [_parse_one(_item(body, index, len(ids)), limits) for index in range(len(ids))], True
 
 

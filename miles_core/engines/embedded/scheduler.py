@@ -112,8 +112,10 @@ class Scheduler:
         for sequence in self.running:
             if sequence.row is None and budget > 0:
                 budget -= self._plan_prompt(sequence, budget, prompts)
+        growth = sum(_growth(sequence) for sequence in self.running) if self.waiting else 0
         while self.waiting and len(self.running) < self._max_running and budget > 0:
-            if not self._admit(self.waiting[0]):
+            growth += _growth(self.waiting[0])
+            if not self._admit(self.waiting[0], growth):
                 break
             sequence = self.waiting.pop(0)
             self.running.append(sequence)
@@ -185,13 +187,13 @@ class Scheduler:
             self.cache.evict(count - self.slots.free)
         return self.slots.take(count)
 
-    def _admit(self, sequence: Sequence) -> bool:
-        """Give a queued sequence the cached prefix and slots for the rest, if there is room."""
+    def _admit(self, sequence: Sequence, growth: int) -> bool:
+        """Give a queued sequence the cached prefix and slots for the rest, if there is room for it beside what all
+        running sequences and it are expected to grow by."""
         ids = np.array(sequence.ids, dtype=np.int64)
         matched, node = self._match(sequence, ids)
         self.cache.lock(node)
         need = len(ids) - len(matched)
-        growth = sum(min(HEADROOM_TOKENS, other.remaining) for other in [*self.running, sequence])
         if self.slots.free + self.cache.evictable < need + growth:
             self.cache.unlock(node)
             return False
@@ -259,3 +261,8 @@ class Scheduler:
         self.cache.unlock(sequence.node)
         sequence.slots = np.empty(0, dtype=np.int64)
         sequence.node, sequence.allocated, sequence.owned, sequence.computed = None, 0, 0, 0
+
+
+def _growth(sequence: Sequence) -> int:
+    """Tokens that room is kept for while a sequence is admitted."""
+    return min(HEADROOM_TOKENS, sequence.remaining)

@@ -89,7 +89,7 @@ class EngineApp:
             requests, lambda sequence, answer: loop.call_soon_threadsafe(answers.put_nowait, (sequence, answer))
         )
         if requests[0].stream:
-            return StreamingResponse(self._stream(requests[0], answers), media_type="text/event-stream")
+            return StreamingResponse(self._stream(requests, answers, batched), media_type="text/event-stream")
         gone = asyncio.create_task(_disconnected(request))
         try:
             done: dict[str, dict[str, Any]] = {}
@@ -115,23 +115,29 @@ class EngineApp:
 
     async def _stream(
         self,
-        request: GenerateRequest,
+        requests: list[GenerateRequest],
         answers: asyncio.Queue[tuple[Sequence, dict[str, Any] | StepError]],
+        batched: bool,
     ) -> AsyncIterator[bytes]:
-        """Yield server-sent events with cumulative answers; abort the request when the reader goes away."""
-        finished = False
+        """Yield server-sent events with cumulative answers, as they come; those of a batch carry the `index` of their
+        prompt. What is not finished is aborted when the reader goes away."""
+        open_requests = {id(request): index for index, request in enumerate(requests)}
         try:
-            while not finished:
-                _, answer = await answers.get()
+            while open_requests:
+                sequence, answer = await answers.get()
+                index = open_requests[id(sequence.request)]
                 if isinstance(answer, StepError):
-                    answer, finished = {"error": {"message": str(answer)}}, True
-                else:
-                    finished = answer["meta_info"]["finish_reason"] is not None
+                    answer = {"error": {"message": str(answer)}, "meta_info": {"id": sequence.request.rid}}
+                    del open_requests[id(sequence.request)]
+                elif answer["meta_info"]["finish_reason"] is not None:
+                    del open_requests[id(sequence.request)]
+                if batched:
+                    answer = {**answer, "index": index}
                 yield b"data: " + orjson.dumps(answer) + b"\n\n"
             yield b"data: [DONE]\n\n"
         finally:
-            if not finished:
-                self._abort([request])
+            if open_requests:
+                self._abort([request for request in requests if id(request) in open_requests])
 
     def _abort(self, requests: list[GenerateRequest]) -> None:
         for request in requests:

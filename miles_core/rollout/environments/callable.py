@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from miles_core.contracts.component import ComponentConfig
+from miles_core.contracts.component import ComponentConfig, Example, Workbench
 from miles_core.contracts.engines import Sampling
 from miles_core.contracts.environments import AgentEnvironment, Endpoint, Outcome
 from miles_core.data.group import Prompt
@@ -33,6 +33,13 @@ class CallableAgent(AgentEnvironment[CallableAgentConfig]):
 
     Config = CallableAgentConfig
 
+    @classmethod
+    def example(cls, bench: Workbench) -> Example:
+        """An agent that asks once."""
+        path = bench.directory / "agent.py"
+        path.write_text(_EXAMPLE, encoding="utf-8")
+        return Example(settings={"function": f"{path}:run"})
+
     def __init__(self, config: CallableAgentConfig) -> None:
         super().__init__(config)
         self._function = load_function(config.function, key="environment.function")
@@ -51,3 +58,23 @@ class CallableAgent(AgentEnvironment[CallableAgentConfig]):
         if not isinstance(outcome, Outcome):
             raise EnvironmentFailure(f"{self.config.function} returned {outcome!r:.200}, expected a miles_core Outcome")
         return outcome
+
+
+_EXAMPLE = """
+import aiohttp
+
+from miles_core.contracts.environments import Outcome
+from miles_core.errors import EnvironmentFailure
+
+
+async def run(endpoint, prompt, sampling, metadata):
+    body = {"model": endpoint.model, "messages": list(prompt.messages), "max_tokens": sampling.max_new_tokens}
+    headers = {"Authorization": f"Bearer {endpoint.token}"}
+    try:
+        async with aiohttp.ClientSession(headers=headers, raise_for_status=True) as session:
+            async with session.post(f"{endpoint.base_url}/v1/chat/completions", json=body) as response:
+                await response.json()
+    except aiohttp.ClientError as error:
+        raise EnvironmentFailure(f"the session did not answer: {error}") from error
+    return Outcome(metrics={"turns": 1.0})
+"""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from miles_core.contracts.component import ComponentConfig
 from miles_core.contracts.environments import EpisodeTask, GenerateEnvironment
-from miles_core.data.group import Episode
+from miles_core.data.group import Episode, Prompt
 from miles_core.errors import EnvironmentFailure
 from miles_core.rollout.recorder import TrajectoryRecorder, status_of
 
@@ -31,14 +31,14 @@ class SingleTurn(GenerateEnvironment[SingleTurnConfig]):
 
     Config = SingleTurnConfig
 
+    def __init__(self, config: SingleTurnConfig) -> None:
+        super().__init__(config)
+        self._rendered: tuple[Prompt, list[int]] | None = None
+
     async def generate(self, task: EpisodeTask, engine: EngineClient) -> Episode:
         """See `GenerateEnvironment.generate`. Raises `EnvironmentFailure` for a prompt that fills `max_tokens`."""
         recorder = TrajectoryRecorder(task)
-        recorder.append_prompt(
-            self.family.render(
-                task.prompt.messages, self.tokenizer, tools=task.prompt.tools, add_generation_prompt=True
-            )
-        )
+        recorder.append_prompt(self._render(task.prompt))
         sampling = sampling_of_turn(task, recorder, self.family, self.tokenizer)
         if sampling is None:
             raise EnvironmentFailure(
@@ -59,6 +59,14 @@ class SingleTurn(GenerateEnvironment[SingleTurnConfig]):
             metrics=generation_metrics([generation]),
             messages=(*task.prompt.messages, reply.as_message()),
         )
+
+
+    def _render(self, prompt: Prompt) -> list[int]:
+        """The prompt's ids; those of the last prompt are kept, since a group asks for them `group_size` times."""
+        if self._rendered is None or self._rendered[0] is not prompt:
+            ids = self.family.render(prompt.messages, self.tokenizer, tools=prompt.tools, add_generation_prompt=True)
+            self._rendered = (prompt, ids)
+        return self._rendered[1]
 
 
 def sampling_of_turn(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from miles_core.contracts.component import ComponentConfig
+from miles_core.contracts.component import ComponentConfig, Example, Workbench
 from miles_core.contracts.environments import EpisodeTask, GenerateEnvironment
 from miles_core.data.group import Episode
 from miles_core.data.segments import encode_segments, suffix_segments
@@ -86,6 +86,15 @@ class ToolLoop(GenerateEnvironment[ToolLoopConfig]):
     """
 
     Config = ToolLoopConfig
+
+    @classmethod
+    def example(cls, bench: Workbench) -> Example:
+        """One tool."""
+        path = bench.directory / "add.py"
+        path.write_text(
+            'def add(a: int, b: int) -> int:\n    """Add two integers."""\n    return a + b\n', encoding="utf-8"
+        )
+        return Example(settings={"tools": (f"{path}:add",)})
 
     def __init__(self, config: ToolLoopConfig) -> None:
         super().__init__(config)

@@ -8,8 +8,9 @@ from typing import Any
 
 from pydantic import Field
 
-from miles_core.contracts.component import ComponentConfig
+from miles_core.contracts.component import ComponentConfig, Example, Workbench
 from miles_core.contracts.rewards import Reward, Sample, Score
+from miles_core.data.group import Prompt
 from miles_core.errors import RewardError, nearest
 from miles_core.rollout.rewards.answers import named
 
@@ -29,6 +30,19 @@ class ByMetadata(Reward[ByMetadataConfig]):
     """Each sample is scored by the reward that its row names. A row that names none, or another, cannot be scored."""
 
     Config = ByMetadataConfig
+
+    @classmethod
+    def example(cls, bench: Workbench) -> Example:
+        """Rows of two kinds, in turn."""
+        question = ({"role": "user", "content": "2 + 2 ="},)
+        exact, overlap = (
+            Prompt(prompt_id=f"{name}:1", messages=question, label="4", metadata={"reward": name})
+            for name in ("exact", "f1")
+        )
+        return Example(
+            settings={"rewards": {"exact": {}, "f1": {}}},
+            inputs=((exact, "4"), (overlap, "it is 4"), (exact, "it is 4"), (overlap, "")),
+        )
 
     def __init__(self, config: ByMetadataConfig) -> None:
         super().__init__(config)

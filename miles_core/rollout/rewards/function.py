@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from miles_core.contracts.component import ComponentConfig
+from miles_core.contracts.component import ComponentConfig, Example, Workbench
 from miles_core.contracts.rewards import Reward, Sample, Score
 from miles_core.errors import RewardError
 from miles_core.rollout.functions import load_function
@@ -38,6 +38,13 @@ class CallableReward(Reward[CallableConfig]):
     """
 
     Config = CallableConfig
+
+    @classmethod
+    def example(cls, bench: Workbench) -> Example:
+        """A function that compares the answer with the label."""
+        path = bench.directory / "score.py"
+        path.write_text(_EXAMPLE, encoding="utf-8")
+        return Example(settings={"function": f"{path}:score"})
 
     def __init__(self, config: CallableConfig) -> None:
         super().__init__(config)
@@ -78,3 +85,11 @@ class CallableReward(Reward[CallableConfig]):
 
     def _failed(self, error: Exception) -> RewardError:
         return RewardError(f"{self.config.function} raised {type(error).__name__}: {error}")
+
+
+_EXAMPLE = """
+def score(sample):
+    if sample.prompt.label is None:
+        raise ValueError("the row has no label")
+    return float(sample.response == sample.prompt.label)
+"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from miles_core.contracts.component import Requirement
+from miles_core.contracts.component import Example, Requirement, Workbench
 from miles_core.contracts.rewards import Reward, Sample, Score
 from miles_core.errors import RewardError
 from miles_core.rollout.rewards.answers import AnswerConfig, extract_answer, score_each
@@ -22,6 +22,15 @@ class ReasoningGymReward(Reward[AnswerConfig]):
     requires = (
         Requirement(key="import:reasoning_gym", reason="the task families' scorers live in it (extra 'tasks')"),
     )
+
+    @classmethod
+    def example(cls, bench: Workbench) -> Example:
+        """A question of `basic_arithmetic`, answered rightly and wrongly."""
+        from miles_core.rollout.sources.reasoning_gym import ReasoningGymConfig, ReasoningGymSource
+
+        families = ReasoningGymConfig.model_validate({"families": ("basic_arithmetic",)})
+        prompt = ReasoningGymSource(families).prompt(0)
+        return Example(inputs=((prompt, str(prompt.label)), (prompt, "none"), (prompt, "")))
 
     async def score(self, samples: Sequence[Sample]) -> list[Score | RewardError]:
         """See `Reward.score`."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from pydantic import Field
 
-from miles_core.contracts.component import ComponentConfig
+from miles_core.contracts.component import ComponentConfig, Example, Workbench
 from miles_core.contracts.rewards import Reward, Sample, Score
 from miles_core.errors import RewardError
 
@@ -44,6 +44,16 @@ class RemoteReward(Reward[RemoteConfig]):
     """
 
     Config = RemoteConfig
+
+    @classmethod
+    def example(cls, bench: Workbench) -> Example:
+        """A service that compares the answer with the label, and has no score for a row without one."""
+
+        def answer(body: Any) -> Any:
+            samples = body["samples"]
+            return {"scores": [None if s["label"] is None else float(s["response"] == s["label"]) for s in samples]}
+
+        return Example(settings={"url": bench.serve(answer)})
 
     def __init__(self, config: RemoteConfig) -> None:
         super().__init__(config)

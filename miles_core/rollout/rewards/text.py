@@ -7,7 +7,9 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 
+from miles_core.contracts.component import Example, Workbench
 from miles_core.contracts.rewards import Reward, Sample, Score
+from miles_core.data.group import Prompt
 from miles_core.errors import RewardError
 from miles_core.rollout.rewards.answers import AnswerConfig, extract_answer, references, score_each
 
@@ -86,6 +88,13 @@ class Choice(Reward[ChoiceConfig]):
     """
 
     Config = ChoiceConfig
+
+    @classmethod
+    def example(cls, bench: Workbench) -> Example:
+        """One question, answered in several ways."""
+        question = ({"role": "user", "content": "2 + 2 is (A) 3, (B) 4?"},)
+        prompt = Prompt(prompt_id="choice:1", messages=question, label="B", metadata={"options": ["3", "4"]})
+        return Example(inputs=tuple((prompt, text) for text in ("B", "The answer is (B).", "A", "")))
 
     async def score(self, samples: Sequence[Sample]) -> list[Score | RewardError]:
         """See `Reward.score`."""

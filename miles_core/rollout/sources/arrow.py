@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from miles_core.contracts.component import Example, Workbench
 from miles_core.errors import DataError
-from miles_core.rollout.sources.rows import RowSource
+from miles_core.rollout.sources.rows import EXAMPLE_ROWS, RowSource
 
 if TYPE_CHECKING:
     import pyarrow
@@ -31,6 +32,16 @@ class _ArrowSource(RowSource):
 class ParquetSource(_ArrowSource):
     """One Parquet file."""
 
+    @classmethod
+    def example(cls, bench: Workbench) -> Example:
+        """Three rows."""
+        import pyarrow
+        import pyarrow.parquet
+
+        path = bench.directory / "rows.parquet"
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(EXAMPLE_ROWS)), path)
+        return Example(settings={"path": str(path)})
+
     def open(self) -> int:
         """See `RowSource.open`."""
         import pyarrow
@@ -45,6 +56,18 @@ class ParquetSource(_ArrowSource):
 
 class DatasetsSource(_ArrowSource):
     """One split of a saved data set: the directory that holds `state.json`. Read through pyarrow, memory-mapped."""
+
+    @classmethod
+    def example(cls, bench: Workbench) -> Example:
+        """Three rows, as `save_to_disk` writes them."""
+        import pyarrow
+
+        table = pyarrow.Table.from_pylist(list(EXAMPLE_ROWS))
+        with pyarrow.ipc.new_stream(str(bench.directory / "data.arrow"), table.schema) as stream:
+            stream.write_table(table)
+        state = {"_data_files": [{"filename": "data.arrow"}], "_indices_data_files": None}
+        (bench.directory / "state.json").write_bytes(orjson.dumps(state))
+        return Example(settings={"path": str(bench.directory)})
 
     def open(self) -> int:
         """See `RowSource.open`. A directory of several splits is refused: name one of them."""

@@ -9,14 +9,22 @@ from typing import Any
 
 import orjson
 
+from miles_core.contracts.component import Example, Workbench
 from miles_core.errors import DataError
-from miles_core.rollout.sources.rows import RowSource
+from miles_core.rollout.sources.rows import EXAMPLE_ROWS, RowSource
 
 __all__ = ["JsonlSource"]
 
 
 class JsonlSource(RowSource):
     """Only line offsets are held in memory; a line is read and parsed when its row is asked for."""
+
+    @classmethod
+    def example(cls, bench: Workbench) -> Example:
+        """Three rows."""
+        path = bench.directory / "rows.jsonl"
+        path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in EXAMPLE_ROWS))
+        return Example(settings={"path": str(path)})
 
     def open(self) -> int:
         """See `RowSource.open`. The last line may lack its newline; an empty line is a malformed row, as any other."""

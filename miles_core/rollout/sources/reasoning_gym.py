@@ -19,7 +19,7 @@ from typing import Any, Literal
 import xxhash
 from pydantic import Field, field_validator
 
-from miles_core.contracts.component import ComponentConfig, Requirement
+from miles_core.contracts.component import ComponentConfig, Example, Requirement, Workbench
 from miles_core.contracts.sources import DataSource
 from miles_core.data.group import Prompt
 from miles_core.data.seeds import derive_seed
@@ -100,6 +100,11 @@ class ReasoningGymSource(DataSource[ReasoningGymConfig]):
 
     Config = ReasoningGymConfig
     requires = (Requirement(key="import:reasoning_gym", reason="the task families live in it (extra 'tasks')"),)
+
+    @classmethod
+    def example(cls, bench: Workbench) -> Example:
+        """Two families with a solved example each."""
+        return Example(settings={"families": ("basic_arithmetic", "letter_counting"), "size": 12, "shots": 1})
 
     def __init__(self, config: ReasoningGymConfig) -> None:
         super().__init__(config)

@@ -15,10 +15,12 @@ from miles_core.contracts.sources import DataSource
 from miles_core.data.group import Prompt
 from miles_core.errors import DataError
 
-__all__ = ["ExampleMessage", "RowConfig", "RowSource", "chat", "split_slice"]
+__all__ = ["EXAMPLE_ROWS", "ExampleMessage", "RowConfig", "RowSource", "chat", "split_slice"]
 
 PLACEHOLDER = "{prompt}"
 _SLICE = re.compile(r"^(?P<path>.*)\[(?P<start>\d*):(?P<stop>\d*)\]$", re.DOTALL)
+EXAMPLE_ROWS = tuple({"prompt": f"{n} + {n} =", "label": str(2 * n), "level": n} for n in range(1, 4))
+"""Rows of the examples that the conformance kit tries these sources with."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 

@@ -73,7 +73,9 @@ def a_stop_token_ends_every_reply(case: Case) -> None:
     said = [s for s in family.segments(TALK) if s.sampled and s.message == 2]
     assert said, "no segment of an assistant's message is marked as sampled"
     assert said[-1].special, f"an assistant's sampled text ends with the text {said[-1].text!r}, no stop token"
-    assert said[-1].text in stops, f"an assistant's turn ends with {said[-1].text!r}, which stop_tokens() lacks: {stops}"
+    assert said[-1].text in stops, (
+        f"an assistant's turn ends with {said[-1].text!r}, which stop_tokens() lacks: {stops}"
+    )
 
 
 def only_the_assistant_is_sampled(case: Case) -> None:

@@ -14,16 +14,7 @@ from pydantic import ValidationError
 from miles_core.contracts.component import ComponentConfig, Conflict, Requirement
 from miles_core.testing.kit import Case, Check, Kind
 
-__all__ = [
-    "base_process_imports_no_torch",
-    "class_is_documented",
-    "config_is_frozen",
-    "config_keys_are_documented",
-    "config_refuses_unknown_keys",
-    "generic_checks",
-    "instance_is_of_its_kind",
-    "needs_and_limits_are_data",
-]
+__all__ = ["generic_checks"]
 
 
 def generic_checks(kind: Kind) -> tuple[Check, ...]:

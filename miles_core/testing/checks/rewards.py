@@ -35,7 +35,7 @@ async def scores_are_finite_one_a_sample(case: Case) -> None:
 
 async def scores_follow_their_samples(case: Case) -> None:
     samples = _samples(case)
-    order = list(range(1, len(samples))) + [0]
+    order = [*range(1, len(samples)), 0]
     async with _ready(case) as reward:
         scores = await reward.score(samples)
         turned = await reward.score([samples[i] for i in order])

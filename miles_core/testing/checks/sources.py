@@ -89,11 +89,12 @@ def a_missing_file_is_a_data_error_that_names_it(case: Case) -> None:
     try:
         len(case.create(path=missing))
     except DataError as error:
-        assert "no-such-file" in str(error), f"the error does not name the file: {error}"
+        said = str(error)
     except Exception as error:
         raise AssertionError(f"a missing file raises {type(error).__name__}: {error}; expected DataError") from error
     else:
         raise AssertionError("a source over a missing file has a length, expected DataError")
+    assert "no-such-file" in said, f"the error does not name the file: {said}"
 
 
 CHECKS: tuple[Check, ...] = (

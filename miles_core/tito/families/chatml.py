@@ -5,12 +5,20 @@ Siblings subclass `ChatMLFamily` and override `assistant_segments` and `parse_te
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from miles_core.contracts.component import ComponentConfig
 from miles_core.contracts.families import Evidence, ModelFamily, ParsedReply, Segment, Tokenizer
-from miles_core.tito.families.hermes import as_segments, call_pieces, extract_calls, tool_prompt_pieces
+from miles_core.tito.families.hermes import (
+    OPEN,
+    as_segments,
+    call_pieces,
+    certain_content,
+    extract_calls,
+    tool_prompt_pieces,
+)
 
 __all__ = ["ChatMLConfig", "ChatMLFamily", "content_text"]
 
@@ -100,6 +108,25 @@ class ChatMLFamily(ModelFamily[ChatMLConfigT]):
         """The message that an assistant's text, without stop tokens, spells."""
         content, calls, malformed = extract_calls(text)
         return ParsedReply(content=content, tool_calls=calls, malformed=malformed)
+
+    def suffix(
+        self, messages: Sequence[Mapping[str, Any]], *, after: int, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[Segment]:
+        """See `ModelFamily.suffix`. A block is rendered alike whatever stands before it."""
+        new = [{"role": "assistant"}, *messages[after + 1 :]]  # an assistant closes what came before, as it did there
+        return [
+            dataclasses.replace(segment, message=segment.message + after)
+            for segment in self.segments(new, add_generation_prompt=True)
+            if segment.message > 0
+        ]
+
+    def partial(self, ids: Sequence[int], tokenizer: Tokenizer) -> ParsedReply:
+        """See `ModelFamily.partial`."""
+        return self.parse_partial(tokenizer.decode(ids).rstrip("\ufffd"))  # a character may be half sampled
+
+    def parse_partial(self, text: str) -> ParsedReply:
+        """What is certain of a message that begins with `text`, stop tokens included or not."""
+        return ParsedReply(content=certain_content(text, (OPEN, END)))
 
     def junction(self, sampled: Sequence[int], tokenizer: Tokenizer) -> tuple[int, list[int]]:
         """Adds the newline behind a sampled `<|im_end|>`; both when the turn ended some other way (a stop string)."""

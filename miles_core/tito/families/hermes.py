@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from miles_core.contracts.families import Segment
 
-__all__ = ["call_pieces", "extract_calls", "tool_prompt_pieces"]
+__all__ = ["call_pieces", "certain_content", "extract_calls", "tool_prompt_pieces"]
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 # An opening tag up to its closing tag, the next opening tag or the end.
@@ -88,6 +88,16 @@ def extract_calls(text: str) -> tuple[str, tuple[dict[str, Any], ...], tuple[str
             kept = position
     content = "".join([*pieces, text[kept:]])
     return content, tuple(calls), tuple(match[0] for match in _LEFT_OVER.finditer(content))
+
+
+def certain_content(text: str, marks: Sequence[str]) -> str:
+    """The start of an unfinished text that stays content: up to the first of `marks`, or to what may become one, and
+    without the newline in front of it, which belongs to a call."""
+    cut = min((at for mark in marks if (at := text.find(mark)) >= 0), default=len(text))
+    if cut == len(text):
+        lengths = [n for mark in marks for n in range(1, len(mark)) if text.endswith(mark[:n])]
+        cut -= max(lengths, default=0)
+    return text[:cut].removesuffix("\n")
 
 
 def _refuse_constant(name: str) -> NoReturn:

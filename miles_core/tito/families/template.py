@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from miles_core.contracts.component import ComponentConfig
+from miles_core.contracts.component import ComponentConfig, Example, Workbench
 from miles_core.contracts.families import Evidence, ModelFamily, ParsedReply, Segment, Tokenizer
 from miles_core.data.tokenizer import FileTokenizer, load_tokenizer
 from miles_core.errors import ModelError
@@ -64,6 +64,11 @@ class TemplateFamily(ModelFamily[TemplateConfig]):
 
     Config = TemplateConfig
     evidence: Evidence = "unverified"
+
+    @classmethod
+    def example(cls, bench: Workbench) -> Example:
+        """ChatML, from the tokenizer's own template."""
+        return Example(settings={"directory": str(bench.tokenizer)})
 
     def segments(
         self,

@@ -1,0 +1,385 @@
+"""Sessions: one conversation each, with its tree, its engine client and its limits. No HTTP here.
+
+A turn reserves its place in the tree, builds its ids, waits for the engine, and commits: all between two awaits, so the
+event loop is the lock. Whatever fails or is cancelled in between releases the reservation and leaves no trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hmac
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+import xxhash
+from numpy.typing import NDArray
+
+from miles_core.contracts.engines import EngineClient, Generation, Sampling
+from miles_core.contracts.families import ModelFamily, Tokenizer
+from miles_core.contracts.matchers import MessageMatcher
+from miles_core.data.seeds import derive_seed
+from miles_core.errors import EngineError, EngineUnavailable
+from miles_core.tito.streaming import Progress, cut_at_stop
+from miles_core.tito.suffix import Suffix, turn_suffix
+from miles_core.tito.tree import Added, Mode, Node, Part, Plan, SessionTree, TurnRefusedError, sampled_columns
+from miles_core.tito.turns import BadRequestError, Reply, TurnRequest
+
+__all__ = ["Codec", "Session", "SessionSettings", "SessionStore"]
+
+_INLINE_CHARS = 4096
+"""Longer additions are tokenised in a worker thread: about a millisecond of the event loop's time."""
+_RESUMES = 16
+"""How often a turn whose generation the engine aborts is taken up again where it stopped."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Codec:
+    """How a server's sessions write, read and recognise messages."""
+
+    family: ModelFamily[Any]
+    tokenizer: Tokenizer
+    matcher: MessageMatcher[Any]
+
+    def stop_ids(self) -> set[int]:
+        return {self.tokenizer.special(token) for token in self.family.stop_tokens()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SessionSettings:
+    """What one session may do.
+
+    `sampling` holds the defaults and the most new tokens of a turn. When `locked`, a client's temperature, top_p,
+    top_k, min_p and seed are ignored: log-probs that train must be those of the run's own sampling. `turn_seed(turn)` seeds a
+    turn; without it a client's seed counts, or none. `max_tokens` bounds one trajectory (0: no bound), `max_nodes` and
+    `max_session_tokens` the whole session. `ttl` is in seconds without a request.
+    """
+
+    engine: EngineClient
+    sampling: Sampling
+    locked: bool = False
+    turn_seed: Callable[[int], int] | None = None
+    max_tokens: int = 0
+    mode: Mode = "branching"
+    max_nodes: int = 4096
+    max_session_tokens: int = 1 << 24
+    routing_key: str = ""
+    priority: int = 0
+    ttl: float = 3600.0
+
+
+class Session:
+    """One conversation. Read its public attributes freely; `turn` alone changes it."""
+
+    def __init__(self, codec: Codec, settings: SessionSettings) -> None:
+        self.id = secrets.token_hex(16)
+        self.token = f"ms-{secrets.token_hex(32)}"
+        self.settings = settings
+        self.tree = SessionTree(
+            mode=settings.mode, max_nodes=settings.max_nodes, max_tokens=settings.max_session_tokens
+        )
+        self.created = time.time()
+        self.touched = time.monotonic()
+        self.full = False
+        """A turn was refused because it would have passed a token limit."""
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self._codec = codec
+        self._running: set[asyncio.Task[Any]] = set()
+
+    @property
+    def running(self) -> int:
+        """Turns under way."""
+        return len(self._running)
+
+    def owns(self, token: str) -> bool:
+        return hmac.compare_digest(token.encode(), self.token.encode())
+
+    def start(self, request: TurnRequest, progress: Progress | None = None) -> asyncio.Task[Reply]:
+        """Run a turn in a task of its own, which `end` cancels. Cancelling it aborts the generation."""
+        task = asyncio.create_task(self.turn(request, progress))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    def end(self) -> None:
+        """Cancel the turns under way; nothing of them is recorded."""
+        for task in self._running:
+            task.cancel()
+
+    async def turn(self, request: TurnRequest, progress: Progress | None = None) -> Reply:
+        """Sample one reply and record it. Raises `TurnConflictError`, `TurnRefusedError`, `BadRequestError`, and the
+        engine's `EngineError`."""
+        self.touched = time.monotonic()
+        messages = self.conversation(request)
+        plan = self.tree.plan(*self._key(messages, request.tools))
+        try:
+            suffix = await self._suffix(plan.parent, messages, request.tools)
+            ids = np.concatenate([plan.parent.ids(suffix.drop), suffix.ids])
+            stops = (*self.settings.sampling.stop, *request.stop)
+            generations = await self._generate(ids, self._sampling(request, plan, ids, suffix), progress)
+            message, ended_by = self._message(generations, stops)
+            if progress is not None:
+                progress.finish(message)
+            self._commit(plan, suffix, request.turn_id, messages, message, generations)
+        finally:
+            self.tree.release(plan)
+            self.touched = time.monotonic()
+        first, last = generations[0], generations[-1]
+        self.prompt_tokens += first.prompt_tokens
+        self.cached_tokens += first.cached_tokens
+        return Reply(
+            message=message,
+            finish_reason="tool_calls" if message.get("tool_calls") else last.finish_reason,
+            stop_sequence=ended_by,
+            prompt_tokens=len(ids),
+            cached_tokens=first.cached_tokens,
+            completion_tokens=sum(len(g.token_ids) for g in generations),
+        )
+
+    async def count(self, request: TurnRequest) -> int:
+        """Tokens of the prompt that `turn` would send; nothing is reserved or recorded."""
+        messages = self.conversation(request)
+        parent = self.tree.match(*self._key(messages, request.tools)) or Node(None, (), None, 0)
+        suffix = await self._suffix(parent, messages, request.tools)
+        return parent.length - suffix.drop + len(suffix.ids)
+
+    def conversation(self, request: TurnRequest) -> Sequence[Mapping[str, Any]]:
+        """The whole history that a request stands for."""
+        if not request.messages:
+            raise BadRequestError("there is no message to answer")
+        messages = request.messages
+        if request.previous is not None:
+            messages = [*self.messages(self._node(request.previous)), *messages]
+        if messages[-1].get("role") == "assistant":
+            raise BadRequestError("the last message is the assistant's own; send the message that it answers")
+        return messages
+
+    def messages(self, node: Node) -> list[dict[str, Any]]:
+        """The conversation up to a turn, replies as they were given."""
+        found: list[dict[str, Any]] = []
+        for turn in node.path():
+            assert turn.added is not None
+            found += orjson.loads(turn.added.messages)
+        return found
+
+    def _node(self, turn_id: str) -> Node:
+        for node in self.tree.walk():
+            if node.added is not None and node.added.turn_id == turn_id:
+                return node
+        raise BadRequestError(f"this session has no turn {turn_id!r}", code="previous_response_not_found")
+
+    def _key(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[bytes, tuple[bytes, ...]]:
+        identity = xxhash.xxh3_128_digest(orjson.dumps(tools)) if tools else b""
+        return identity, tuple(map(self._codec.matcher.digest, messages))
+
+    async def _suffix(
+        self, parent: Node, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> Suffix:
+        codec = self._codec
+        new = messages[parent.depth :]
+        try:
+            if parent.added is not None and all(len(m.get("content") or "") < _INLINE_CHARS for m in new):
+                return turn_suffix(codec.family, codec.tokenizer, parent, messages, tools)
+            return await asyncio.to_thread(turn_suffix, codec.family, codec.tokenizer, parent, messages, tools)
+        except ValueError as error:
+            raise BadRequestError(str(error)) from error
+
+    def _sampling(self, request: TurnRequest, plan: Plan, ids: NDArray[np.int32], suffix: Suffix) -> Sampling:
+        """The session's sampling with the request's limits, its own seed, and no more tokens than there is room for."""
+        settings, own = self.settings, self.settings.sampling
+        room = self.tree.room() - len(suffix.ids)
+        if settings.max_tokens:
+            room = min(room, settings.max_tokens - len(ids))
+        if room < 1:
+            self.full = True
+            raise TurnRefusedError(
+                f"the conversation has {len(ids)} tokens, which leaves no room to sample under this session's limit"
+            )
+        seed = request.seed
+        if settings.turn_seed is not None:
+            seed = settings.turn_seed(plan.parent.turns)
+            if plan.attempt:
+                seed = derive_seed(seed, "attempt", plan.attempt)
+        wanted = own.max_new_tokens if request.max_tokens is None else min(request.max_tokens, own.max_new_tokens)
+        chosen = {
+            name: value
+            for name in ("temperature", "top_p", "top_k", "min_p")
+            if (value := getattr(request, name)) is not None and not settings.locked
+        }
+        try:
+            return dataclasses.replace(
+                own,
+                max_new_tokens=min(wanted, room),
+                stop=(*own.stop, *request.stop),
+                stop_token_ids=tuple(sorted({*own.stop_token_ids, *self._codec.stop_ids()})),
+                seed=seed,
+                **chosen,
+            )
+        except ValueError as error:
+            raise BadRequestError(str(error)) from error
+
+    async def _generate(
+        self, ids: NDArray[np.int32], sampling: Sampling, progress: Progress | None
+    ) -> list[Generation]:
+        """The generations that make the reply: one, and one more each time the engine aborts it (new weights)."""
+        done: list[Generation] = []
+        prompt, seed = ids, sampling.seed
+        while True:
+            sampled: list[int] = [i for g in done for i in g.token_ids.tolist()]
+            options: dict[str, Any] = {}
+            if progress is not None:
+                options["on_tokens"] = _behind(sampled, progress)
+            generation = await self.settings.engine.generate(
+                prompt.tolist(),
+                sampling,
+                routing_key=self.settings.routing_key or self.id,
+                priority=self.settings.priority,
+                **options,
+            )
+            if len(generation.token_ids) and generation.prompt_tokens != len(prompt):
+                raise EngineError(
+                    f"{generation.engine} counted {generation.prompt_tokens} prompt tokens of {len(prompt)} that were sent"
+                )
+            done.append(generation)
+            left = sampling.max_new_tokens - len(generation.token_ids)
+            if generation.finish_reason != "abort":
+                return done
+            if left < 1:
+                return [*done[:-1], dataclasses.replace(generation, finish_reason="length")]
+            if len(done) > _RESUMES:
+                raise EngineUnavailable(f"{generation.engine} aborted one reply {len(done)} times; nothing is recorded")
+            prompt = np.concatenate([prompt, generation.token_ids])
+            sampling = dataclasses.replace(
+                sampling,
+                max_new_tokens=left,
+                seed=None if seed is None else derive_seed(seed, "resumed", len(done)),
+            )
+
+    def _message(self, generations: Sequence[Generation], stops: Sequence[str]) -> tuple[dict[str, Any], str | None]:
+        """The assistant's message, and the stop string that ended it."""
+        ids = [i for g in generations for i in g.token_ids.tolist()]
+        parsed = self._codec.family.parse(ids, self._codec.tokenizer)
+        content, ended_by = parsed.content, None
+        if stops and generations[-1].finish_reason == "stop":
+            content, ended_by = cut_at_stop(content, stops)
+        calls = tuple({"id": f"call_{secrets.token_hex(12)}", **call} for call in parsed.tool_calls)
+        return dataclasses.replace(parsed, content=content, tool_calls=calls).as_message(), ended_by
+
+    def _commit(
+        self,
+        plan: Plan,
+        suffix: Suffix,
+        turn_id: str,
+        messages: Sequence[Mapping[str, Any]],
+        message: Mapping[str, Any],
+        generations: Sequence[Generation],
+    ) -> Node:
+        sampled, logprobs, versions = sampled_columns(generations)
+        added = Added(
+            turn_id=turn_id,
+            drop=suffix.drop,
+            ids=np.concatenate([suffix.ids, sampled]),
+            sampled=len(suffix.ids),
+            logprobs=logprobs,
+            versions=versions,
+            finish_reason=generations[-1].finish_reason,
+            parts=tuple(
+                Part(
+                    count=len(g.token_ids),
+                    finish_reason=g.finish_reason,
+                    engine=g.engine,
+                    cached_tokens=g.cached_tokens,
+                    started=g.started,
+                    finished=g.finished,
+                    request_id=g.request_id,
+                )
+                for g in generations
+            ),
+            messages=orjson.dumps([*messages[plan.parent.depth :], message]),
+            routes=new_routes(plan.parent, suffix.drop, len(suffix.ids), generations),
+        )
+        return self.tree.commit(plan, self._codec.matcher.digest(message), added)
+
+
+def _behind(sampled: Sequence[int], progress: Progress) -> Callable[[Sequence[int]], None]:
+    return lambda ids: progress.tokens([*sampled, *ids])
+
+
+def new_routes(parent: Node, drop: int, added: int, generations: Sequence[Generation]) -> NDArray[np.int32] | None:
+    """The routed-experts rows that the parent's path lacks; rows that an earlier turn recorded stay as they are.
+
+    Row i routed the position that predicts token i+1. Raises `EngineError` for a missing row: none is padded.
+    """
+    if all(g.routed_experts is None or not len(g.token_ids) for g in generations):
+        return None
+    base = parent.length - drop
+    held = sum(0 if n.added is None or n.added.routes is None else len(n.added.routes) for n in parent.path())
+    covered = min(held, max(base - 1, 0))
+    pieces: list[NDArray[np.int32]] = []
+    end = base + added
+    for generation in generations:
+        end += len(generation.token_ids)
+        if not len(generation.token_ids):
+            continue
+        rows = generation.routed_experts
+        first = generation.routed_start
+        if rows is None or first > covered or first + len(rows) != end - 1:
+            found = "none" if rows is None else f"{first} up to {first + len(rows)}"
+            raise EngineError(
+                f"{generation.engine}: routed-experts rows {covered} up to {end - 1} are needed, came {found}"
+            )
+        pieces.append(rows[covered - first :])
+        covered = end - 1
+    return np.concatenate(pieces)
+
+
+class SessionStore:
+    """The open sessions of one server."""
+
+    def __init__(self, codec: Codec, *, max_sessions: int = 100_000) -> None:
+        self.codec = codec
+        self.max_sessions = max_sessions
+        self._sessions: dict[str, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def open(self, settings: SessionSettings) -> Session:
+        """A new session. Raises `TurnRefusedError` when the server holds as many as it may."""
+        if len(self._sessions) >= self.max_sessions:
+            raise TurnRefusedError(f"the server holds {len(self._sessions)} sessions, its limit")
+        session = Session(self.codec, settings)
+        self._sessions[session.id] = session
+        return session
+
+    def get(self, session_id: str) -> Session | None:
+        return self._sessions.get(session_id)
+
+    def owner(self, token: str) -> Session | None:
+        """The session that a token opens. Linear in the sessions; asked only to tell foreign tokens from wrong ones."""
+        return next((s for s in self._sessions.values() if s.owns(token)), None)
+
+    def end(self, session_id: str) -> None:
+        """End a session and cancel its turns. Ending twice is fine."""
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            session.end()
+
+    def expire(self) -> list[str]:
+        """End the sessions that nobody has used for their time to live; those with a turn under way stay."""
+        now = time.monotonic()
+        old = [i for i, s in self._sessions.items() if not s.running and now - s.touched > s.settings.ttl]
+        for session_id in old:
+            self.end(session_id)
+        return old
+
+    def close(self) -> None:
+        for session_id in list(self._sessions):
+            self.end(session_id)
