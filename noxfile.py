@@ -60,7 +60,9 @@ def plugins_from_wheels(session: nox.Session) -> None:
     shutil.rmtree(wheels, ignore_errors=True)
     session.install("build", "hatchling", *CONSTRAINTS)
     for source in [ROOT, *PLUGINS]:
-        session.run("python", "-m", "build", "--wheel", "--no-isolation", "--outdir", str(wheels), str(source), silent=True)
+        session.run(
+            "python", "-m", "build", "--wheel", "--no-isolation", "--outdir", str(wheels), str(source), silent=True
+        )
     core = next(wheels.glob("miles_core-*.whl"))
     install(session, f"{core}[dev]")
     for plugin in PLUGINS:
@@ -118,7 +120,9 @@ def bench(session: nox.Session) -> None:
 def lowest(session: nox.Session) -> None:
     """Base tests with the lowest versions that pyproject.toml allows."""
     session.install("packaging")
-    script = "import json, tomllib; print(json.dumps(tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies']))"
+    script = (
+        "import json, tomllib; print(json.dumps(tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies']))"
+    )
     dependencies = json.loads(session.run("python", "-c", script, silent=True))
     session.install(*(d.replace(">=", "==") for d in dependencies))
     session.install("--no-deps", "-e", ".")

@@ -203,7 +203,8 @@ def draw(path: Path, results: dict[str, list[dict[str, list[float]]]]) -> None:
         series[name] = points
     style = (
         "<style>.tick{font:11px sans-serif;fill:#5b6470}.grid{stroke:#dfe3e8}.line{fill:none;stroke-width:1.8}"
-        ".band{opacity:.16}.name{font:600 11px sans-serif}.line.s0{stroke:#1f6feb}.dot.s0,.band.s0,.name.s0{fill:#1f6feb}"
+        ".band{opacity:.16}.name{font:600 11px sans-serif}"
+        ".line.s0{stroke:#1f6feb}.dot.s0,.band.s0,.name.s0{fill:#1f6feb}"
         ".line.s1{stroke:#c2410c}.dot.s1,.band.s1,.name.s1{fill:#c2410c}</style>"
     )
     drawing = curve(series, title="reward of training batches, mean over seeds ± standard error")

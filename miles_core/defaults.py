@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from miles_core.contracts.families import ModelFamily
     from miles_core.contracts.filters import GroupFilter
     from miles_core.contracts.launchers import Launcher
+    from miles_core.contracts.matchers import MessageMatcher
     from miles_core.contracts.objective import AdvantageEstimator, Correction, LossTerm
     from miles_core.contracts.rewards import Reward
     from miles_core.contracts.sandboxes import Sandbox
@@ -31,6 +32,14 @@ def miles_model_families() -> dict[str, type[ModelFamily[Any]]]:
     from miles_core.tito.families.template import TemplateFamily
 
     return {"chatml": ChatMLFamily, "template": TemplateFamily}
+
+
+@hookimpl
+def miles_message_matchers() -> dict[str, type[MessageMatcher[Any]]]:
+    """`strict`, `tool_arguments` and `role_content`, strictest first."""
+    from miles_core.tito.matchers import RoleContentMatcher, StrictMatcher, ToolArgumentsMatcher
+
+    return {"role_content": RoleContentMatcher, "strict": StrictMatcher, "tool_arguments": ToolArgumentsMatcher}
 
 
 @hookimpl

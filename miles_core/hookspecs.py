@@ -155,7 +155,8 @@ def miles_group_dropped(run: RunInfo, group_id: str, reason: str) -> None:
 @hookspec
 def miles_batch_ready(run: RunInfo, batch: Batch) -> Batch | None:
     """A batch is complete. Return a `Batch` of the same groups (other order, other trajectories) to replace it, None to
-    leave it. Implementations are chained: each sees what the one before it returned. Groups may not be added or lost."""
+    leave it. Implementations are chained: each sees what the one before it returned. Groups may not be added or
+    lost."""
 
 
 @hookspec

@@ -24,8 +24,11 @@ class JsonHttp:
     def __init__(self, *, deadline: float = 600.0) -> None:
         self._deadline = deadline
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
 
     async def _open(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise EngineError("the connection pool is closed: nothing may be asked of an engine any more")
         if self._session is None or self._session.closed:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=75)
             self._session = aiohttp.ClientSession(
@@ -34,6 +37,8 @@ class JsonHttp:
         return self._session
 
     async def close(self) -> None:
+        """Close all connections, for good."""
+        self._closed = True
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -44,8 +49,8 @@ class JsonHttp:
     async def call(
         self, method: str, url: str, body: Mapping[str, Any] | None = None, *, deadline: float | None = None
     ) -> Any:
-        """The decoded answer. Raises `EngineRefusal` on 4xx, `EngineUnavailable` when the deadline passes, `EngineError`
-        on a 500 or an answer that is not JSON."""
+        """The decoded answer. Raises `EngineRefusal` on 4xx, `EngineUnavailable` when the deadline passes,
+        `EngineError` on a 500 or an answer that is not JSON."""
         limit = self._deadline if deadline is None else deadline
         loop = asyncio.get_running_loop()
         end = loop.time() + limit

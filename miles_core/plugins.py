@@ -124,7 +124,8 @@ class PluginManager:
             missing = sorted(self._enable - set(chosen) - set(self._infos))
             if missing:
                 raise UnknownNameError(
-                    f"[plugins] enable names {missing[0]!r}, which is not installed: {nearest(missing[0], list(chosen))}"
+                    f"[plugins] enable names {missing[0]!r}, which is not installed: "
+                    f"{nearest(missing[0], list(chosen))}"
                 )
         for name, entry in chosen.items():
             if name in self._blocked or (self._enable is not None and name not in self._enable):
@@ -283,7 +284,8 @@ class PluginManager:
             instance = registration.component(config)
         if not isinstance(instance, kind):
             raise PluginError(
-                f"{hook}[{name!r}] of plugin {registration.plugin!r} is a {type(instance).__name__}, not a {kind.__name__}"
+                f"{hook}[{name!r}] of plugin {registration.plugin!r} is a {type(instance).__name__}, "
+                f"not a {kind.__name__}"
             )
         return instance
 

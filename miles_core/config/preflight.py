@@ -52,6 +52,11 @@ def preflight(loaded: LoadedConfig, plugins: PluginManager) -> PreflightReport:
     problems += _number_problems(loaded)
     problems += _directory_problems(loaded)
     notes = [failure.message for failure in plugins.failures]
+    notes += [
+        f"{slot.key} = {slot.name!r}: histories that differ only in what this matcher does not compare become one"
+        for slot, registration in found
+        if getattr(registration.component, "merges_histories", False)
+    ]
     return PreflightReport(problems=tuple(problems), notes=tuple(notes))
 
 

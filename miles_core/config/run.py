@@ -19,6 +19,7 @@ from miles_core.config.sections import (
     SamplingSection,
     ScheduleSection,
     Section,
+    SessionsSection,
     TrackersSection,
     _listed,
     _named,
@@ -41,6 +42,9 @@ class RunConfig(Section):
 
     environment: Named = Field(default=ComponentSection(use="single_turn"), validate_default=True)
     """Environment: how an episode runs."""
+
+    sessions: SessionsSection = SessionsSection()
+    """Sessions of agents."""
 
     reward: Annotated[RewardSection, BeforeValidator(_named)]
     """Reward of an episode."""

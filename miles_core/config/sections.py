@@ -1,4 +1,5 @@
-"""The sections of a run config. Component sections hold `use` and the component's own keys, which its plugin validates."""
+"""The sections of a run config. Component sections hold `use` and the component's own keys, which its plugin
+validates."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ __all__ = [
     "SamplingSection",
     "ScheduleSection",
     "Section",
+    "SessionsSection",
     "TrackersSection",
 ]
 
@@ -195,6 +197,22 @@ class ScheduleSection(Section):
 
     order: Literal["fifo", "freshest", "oldest_issue"] = "fifo"
     """async: which finished groups are trained first."""
+
+
+class SessionsSection(Section):
+    """Sessions of agents: how the chat messages of an agent environment become trajectories."""
+
+    matcher: Named = Field(default=ComponentSection(use="tool_arguments"), validate_default=True)
+    """When a message that an agent sends again is the one that was stored."""
+
+    mode: Literal["branching", "linear"] = "branching"
+    """`branching` follows every history that an agent sends; `linear` refuses one that departs from the first."""
+
+    leaves: Literal["drop_retries", "all"] = "drop_retries"
+    """Which ends of a session train: all, or all but answers that were asked for again with the same messages."""
+
+    max_nodes: int = Field(default=4096, ge=1)
+    """Most turns of one session."""
 
 
 class ObjectiveSection(BaseModel):

@@ -50,6 +50,14 @@ def slots(config: RunConfig) -> Iterator[Slot]:
     for section, hooks in SECTION_HOOKS.items():
         chosen = getattr(config, section)
         yield Slot(hooks=hooks, key=f"{section}.use", name=chosen.use, prefix=f"{section}.", settings=chosen.settings)
+    matcher = config.sessions.matcher
+    yield Slot(
+        hooks=("miles_message_matchers",),
+        key="sessions.matcher",
+        name=matcher.use,
+        prefix="sessions.matcher.",
+        settings=matcher.settings,
+    )
     objective = config.objective
     named = [
         ("miles_advantage_estimators", "objective.algorithm", (objective.algorithm,)),

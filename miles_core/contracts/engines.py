@@ -57,8 +57,9 @@ class Generation:
     """One finished generation, as the engine sampled it.
 
     `token_ids` int32 [n], `logprobs` float32 [n] at the sampling temperature, `versions` int32 [n] the policy
-    version that sampled each token. `request_id` names the request at the engine. `finish_reason` is `stop`, `length` or `abort` (partial tokens are kept).
-    `routed_experts` is int32 [rows, layers, k] for the positions from `routed_start` on, when asked for.
+    version that sampled each token. `request_id` names the request at the engine. `finish_reason` is `stop`, `length`
+    or `abort` (partial tokens are kept). `routed_experts` is int32 [rows, layers, k] for the positions from
+    `routed_start` on, when asked for.
     """
 
     token_ids: NDArray[np.int32]

@@ -88,6 +88,12 @@ class GenerateEnvironment(Component[ConfigT], abc.ABC):
         self.family = family
         self.tokenizer = tokenizer
 
+    async def setup(self) -> None:
+        """Called once, after `bind` and before the first episode, in the run's event loop. Default: nothing."""
+
+    async def close(self) -> None:
+        """Release what `setup` took, also after a failure. Idempotent. Default: nothing."""
+
     @abc.abstractmethod
     async def generate(self, task: EpisodeTask, engine: EngineClient) -> Episode:
         """One episode, its trajectories recorded from the engine's own ids, log-probs and versions.

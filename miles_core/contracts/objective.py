@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "Advantages",
     "AdvantageEstimator",
+    "Advantages",
     "BatchColumns",
-    "Correction",
     "Corrected",
+    "Correction",
     "LossTerm",
     "MicroBatch",
     "Needs",
@@ -89,7 +89,8 @@ class BatchColumns:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Advantages:
-    """`advantages` float32 [N], 0 outside the mask; `returns` float32 [N] for a value term; `metrics` for the report."""
+    """`advantages` float32 [N], 0 outside the mask; `returns` float32 [N] for a value term; `metrics` for the
+    report."""
 
     advantages: torch.Tensor
     returns: torch.Tensor | None = None

@@ -19,9 +19,7 @@ def write_rollouts(path: Path, trajectories: Iterable[Trajectory], *, step: int,
     import pyarrow.parquet as pq
 
     temporary = path.with_name(f".{path.name}.tmp")
-    pq.write_table(
-        rollout_table(trajectories, step=step, policy_version=policy_version), temporary, compression="zstd"
-    )
+    pq.write_table(rollout_table(trajectories, step=step, policy_version=policy_version), temporary, compression="zstd")
     temporary.replace(path)
 
 

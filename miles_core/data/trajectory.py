@@ -51,7 +51,7 @@ class Trajectory:
     |---|---|---|
     | `token_ids` | int32 [T] | |
     | `loss_mask` | bool [T] | true on sampled tokens that train |
-    | `logprobs` | float32 [T] | rollout log-prob (natural log, at the sampling temperature) of a sampled token, 0 elsewhere |
+    | `logprobs` | float32 [T] | rollout log-prob (natural, at the sampling temperature), 0 if not sampled |
     | `versions` | int32 [T] | policy version that sampled the token, `NOT_SAMPLED` elsewhere |
     | `routed_experts` | int16 or int32 [T−1, layers, k], optional | row i routed the position that predicts token i+1 |
 

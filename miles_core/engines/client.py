@@ -64,7 +64,8 @@ class EngineConnection:
         on_tokens: OnTokens | None = None,
     ) -> Generation:
         """Sample a continuation. `on_queued()` is called once the engine has taken the request, `on_tokens(ids)` with
-        all ids so far as they come; what it raises ends this request. When the caller is cancelled, the request is aborted in the engine. Raises `EngineRefusal`, `EngineError` or `aiohttp.ClientError`."""
+        all ids so far as they come; what it raises ends this request. When the caller is cancelled, the request is
+        aborted in the engine. Raises `EngineRefusal`, `EngineError` or `aiohttp.ClientError`."""
         loop = asyncio.get_running_loop()
         ask = _Ask(
             request_id=uuid.uuid4().hex,
@@ -169,6 +170,15 @@ class EngineConnection:
             await self._http.call("POST", f"{self.url}/abort_request", {"rid": request_id}, deadline=2.0)
         except EngineError:
             return
+
+    async def close(self, *, grace: float = 2.0) -> None:
+        """Let what is on its way end (aborts of cancelled requests, above all), and cancel the rest after `grace` s."""
+        if not self._exchanges:
+            return
+        _, late = await asyncio.wait(self._exchanges, timeout=grace)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
 
     async def health(self, *, deadline: float = 5.0) -> None:
         await self._http.call("GET", f"{self.url}/health", deadline=deadline)

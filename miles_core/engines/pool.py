@@ -39,6 +39,7 @@ class EnginePool:
         self.sampled_tokens = 0
 
     async def close(self) -> None:
+        await asyncio.gather(*(connection.close() for connection in self.connections))
         await self.http.close()
 
     @property

@@ -9,8 +9,8 @@ __all__ = ["mean_and_error", "pass_at_k"]
 
 
 def mean_and_error(per_prompt: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Mean reward over prompts, and its standard error: the samples of one prompt are averaged first, since they are not
-    independent. The error of fewer than two prompts is 0. Raises `ValueError` without any sample.
+    """Mean reward over prompts, and its standard error: the samples of one prompt are averaged first, since they are
+    not independent. The error of fewer than two prompts is 0. Raises `ValueError` without any sample.
 
     >>> mean_and_error([[1.0, 0.0], [1.0, 1.0]])
     (0.75, 0.25)

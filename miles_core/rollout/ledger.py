@@ -138,8 +138,8 @@ class Ledger:
                 self._append(group_id, state, step, version, reason)
 
     def rewind(self, step: int) -> list[Entry]:
-        """Return to the moment when `step` steps were taken (a checkpoint): what was trained or dropped in a later step,
-        and what was open, is `pending` again with its attempt count kept at 0, so that it is replayed as it was.
+        """Return to the moment when `step` steps were taken (a checkpoint): what was trained or dropped in a later
+        step, and what was open, is `pending` again with its attempt count kept at 0, so that it is replayed as it was.
 
         Returns the open groups in issue order.
         """

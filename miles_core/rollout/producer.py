@@ -148,7 +148,8 @@ async def _admitted(
     ordered: bool,
 ) -> list[asyncio.Task[Any]]:
     """Start one asyncio task an episode. When `ordered`, the engines are held until every episode has its first
-    request queued (or has ended without one), so that what they sample is a function of submission order, not of timing.
+    request queued (or has ended without one), so that what they sample is a function of submission order, not of
+    timing.
     """
     clients = [AdmissionClient(hold.engine, priority=task.priority) for task in tasks]
 

@@ -182,8 +182,8 @@ class Scheduler:
         )
 
     def group_scored(self, group: Group, drop_reason: str | None) -> str | None:
-        """A complete group with its rewards. `drop_reason` is what a filter said. Returns why the group was dropped, None
-        when it was kept or is tried again. Raises `MilesError` when one step has dropped too many."""
+        """A complete group with its rewards. `drop_reason` is what a filter said. Returns why the group was dropped,
+        None when it was kept or is tried again. Raises `MilesError` when one step has dropped too many."""
         running = self._scoring.pop(group.group_id)
         broken = [e for e in group.episodes if e.status in (Status.FAILED, Status.ABORTED)]
         if broken:
@@ -211,8 +211,8 @@ class Scheduler:
             last = f"; the last failure: {self._last_reason}" if self._last_reason else ""
             raise MilesError(
                 f"step {self._step} dropped {self.dropped.total()} groups ({counts}), the limit of [schedule] max_drops"
-                f"{last}. Failed groups: fix what failed and `miles resume`. Filtered groups: the task is too easy or too "
-                f"hard for the policy at this temperature; change the data or the filter."
+                f"{last}. Failed groups: fix what failed and `miles resume`. Filtered groups: the task is too easy or "
+                f"too hard for the policy at this temperature; change the data or the filter."
             )
 
     # What the trainer takes.

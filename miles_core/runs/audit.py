@@ -53,7 +53,8 @@ class AuditResult:
             f"hard mismatches: {self.hard_mismatches}",
             *(f"  {m}" for m in self.mismatches[:_LISTED]),
             *([f"  and {self.hard_mismatches - _LISTED} more"] if self.hard_mismatches > _LISTED else []),
-            f"ledger: issued {counts.issued} = trained {counts.trained} + dropped {counts.dropped} + open {counts.open}",
+            f"ledger: issued {counts.issued} = trained {counts.trained} + dropped {counts.dropped} "
+            f"+ open {counts.open}",
             f"trained tokens by staleness: {staleness}",
             *(f"{name}: {value:.3g}" for name, value in self.divergence.items()),
         ]
@@ -119,7 +120,10 @@ def audit_trajectory(trajectory: Trajectory, wire: WireRecord, *, policy_version
         part = slice(turn.start, turn.stop)
         if turn.stop - turn.start != entry.output_tokens:
             if turn.finish_reason != "length":
-                yield f"{name} turn {number}: {turn.stop - turn.start} sampled ids, the engine returned {entry.output_tokens}"
+                yield (
+                    f"{name} turn {number}: {turn.stop - turn.start} sampled ids, "
+                    f"the engine returned {entry.output_tokens}"
+                )
             continue
         for column, expected in (
             (trajectory.token_ids, entry.output_digest),

@@ -128,8 +128,8 @@ def welch(one: tuple[float, float, float], other: tuple[float, float, float]) ->
 
 
 def two_sided_p(t: float, freedom: float) -> float:
-    """P(|T| ≥ |t|) for Student's t. With x = √ν·tan θ the density is cos^(ν−1) θ up to a constant, so that the tail is a
-    ratio of two smooth integrals over a finite interval.
+    """P(|T| ≥ |t|) for Student's t. With x = √ν·tan θ the density is cos^(ν−1) θ up to a constant, so that the tail
+    is a ratio of two smooth integrals over a finite interval.
 
     >>> round(two_sided_p(2.776445, 4), 4)
     0.05

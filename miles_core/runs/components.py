@@ -7,10 +7,11 @@ from typing import Any
 
 from miles_core.config.run import RunConfig
 from miles_core.contracts.engines import Engine, Sampling
-from miles_core.contracts.environments import GenerateEnvironment
+from miles_core.contracts.environments import AgentEnvironment, GenerateEnvironment
 from miles_core.contracts.families import ModelFamily, Tokenizer
 from miles_core.contracts.filters import GroupFilter
 from miles_core.contracts.launchers import Launcher
+from miles_core.contracts.matchers import MessageMatcher
 from miles_core.contracts.rewards import Reward
 from miles_core.contracts.sources import DataSource
 from miles_core.contracts.trackers import Tracker
@@ -40,16 +41,10 @@ def build_components(config: RunConfig, plugins: PluginManager) -> Components:
     """Raises what a component's constructor or its section's validation raises, attributed to its plugin."""
     create = plugins.create
     family = create("miles_model_families", config.model.family.use, config.model.family.settings, ModelFamily)
-    environment = create(
-        "miles_generate_environments",
-        config.environment.use,
-        config.environment.settings,
-        GenerateEnvironment,
-    )
     return Components(
         family=family,
         source=create("miles_data_sources", config.data.use, config.data.settings, DataSource),
-        environment=environment,
+        environment=_environment(config, plugins),
         reward=create("miles_rewards", config.reward.use, config.reward.settings, Reward),
         filters=tuple(
             (name, create("miles_group_filters", name, config.filters.settings(name), GroupFilter))
@@ -69,6 +64,23 @@ def build_components(config: RunConfig, plugins: PluginManager) -> Components:
         evaluation_sources=tuple(
             create("miles_data_sources", d.use, d.settings, DataSource) for d in config.evaluation.datasets
         ),
+    )
+
+
+def _environment(config: RunConfig, plugins: PluginManager) -> GenerateEnvironment[Any]:
+    """The chosen environment; one of the agent layer behind a session server of this process."""
+    chosen, sessions = config.environment, config.sessions
+    if chosen.use not in plugins.names("miles_agent_environments"):
+        return plugins.create("miles_generate_environments", chosen.use, chosen.settings, GenerateEnvironment)
+    from miles_core.tito.agent_runner import AgentRunner
+
+    matcher = sessions.matcher
+    return AgentRunner(
+        plugins.create("miles_agent_environments", chosen.use, chosen.settings, AgentEnvironment),
+        plugins.create("miles_message_matchers", matcher.use, matcher.settings, MessageMatcher),
+        mode=sessions.mode,
+        leaves=sessions.leaves,
+        max_nodes=sessions.max_nodes,
     )
 
 

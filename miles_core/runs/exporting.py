@@ -19,7 +19,8 @@ __all__ = ["export_run"]
 
 
 def export_run(run: Path, out: Path, *, step: int | None = None) -> tuple[Path, int]:
-    """Load the checkpoint of `step` (None: the newest) in a trainer process and export it to `out`, which must not exist.
+    """Load the checkpoint of `step` (None: the newest) in a trainer process and export it to `out`, which must not
+    exist.
 
     Returns the directory and the step. Raises `RunDirectoryError` without a checkpoint.
     """

@@ -63,6 +63,7 @@ async def _measure(config: RunConfig, parts: Components, model: str | None) -> l
     with tempfile.TemporaryDirectory() as scratch:
         try:
             await parts.reward.setup()
+            await parts.environment.setup()
             start = EngineStart(
                 model_directory=resolved.directory,
                 dtype=config.model.dtype,
@@ -91,6 +92,7 @@ async def _measure(config: RunConfig, parts: Components, model: str | None) -> l
             finally:
                 await pool.close()
         finally:
+            await parts.environment.close()
             await parts.engine.stop()
             await parts.reward.close()
             await parts.launcher.close()

@@ -17,8 +17,8 @@ from miles_core.errors import EnvironmentFailure
 __all__ = ["LocalLauncher", "LocalProcess"]
 
 _QUIET_THREADS = {"OMP_WAIT_POLICY": "passive"}
-"""Engines and trainer take turns on the same cores: a thread that spins while it waits takes them from the one that works.
-The user's own setting wins."""
+"""Engines and trainer take turns on the same cores: a thread that spins while it waits takes them from the one that
+works. The user's own setting wins."""
 
 
 class LocalProcess(Process):

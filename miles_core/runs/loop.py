@@ -157,6 +157,7 @@ class Run:
             self._rewind()
             await self._publish(self.step)
         parts.environment.bind(parts.family, tokenizer)
+        await parts.environment.setup()
         self._score = partial(score_group, reward=parts.reward, reward_key=config.reward.reward_key)
         self._make_producer(tokenizer)
         self._sets = evaluation_sets(config, parts, self._sampling)
@@ -234,6 +235,7 @@ class Run:
         steps: list[Any] = []
         if self.producer is not None:
             steps.append(self.producer.stop)
+        steps.append(self.components.environment.close)
         if hasattr(self, "_receiver"):
             steps.append(self._receiver.close)
         if hasattr(self, "_pool"):

@@ -34,5 +34,7 @@ def test_module_exports_what_it_says(name: str) -> None:
 
 
 def test_every_module_says_what_it_is_for() -> None:
-    silent = [p for p in ROOT.rglob("*.py") if not re.match(r'^(#.*\n)*\s*"""', p.read_text()) and p.read_text().strip()]
+    silent = [
+        p for p in ROOT.rglob("*.py") if not re.match(r'^(#.*\n)*\s*"""', p.read_text()) and p.read_text().strip()
+    ]
     assert not silent

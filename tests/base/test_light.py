@@ -20,12 +20,18 @@ def _cpu_seconds(code: str, *, runs: int = 5) -> float:
     return min(times)
 
 
-HELP = "import sys; sys.argv = ['miles', '--help']\nfrom miles_core.cli.main import main\ntry:\n    main()\nexcept SystemExit: pass"
+HELP = """
+import sys
+sys.argv = ["miles", "--help"]
+from miles_core.cli.main import main
+try:
+    main()
+except SystemExit:
+    pass
+"""
 
 
-@pytest.mark.parametrize(
-    ("code", "budget"), [("import miles_core", 0.080), (HELP, 0.250)], ids=["import", "help"]
-)
+@pytest.mark.parametrize(("code", "budget"), [("import miles_core", 0.080), (HELP, 0.250)], ids=["import", "help"])
 def test_start_costs_little_cpu(code: str, budget: float) -> None:
     assert _cpu_seconds(code) - _cpu_seconds("pass") < budget
 

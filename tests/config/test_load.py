@@ -90,7 +90,9 @@ def test_includes_merge_below_and_keep_their_origins(tmp_path: Path, good: Path)
     assert loaded.config.run.steps == 11
     assert loaded.origin("run.steps") == f"{top}:3"
     assert loaded.origin("run.name") == f"{tmp_path / 'good.toml'}:2"
-    assert loaded.config.data.settings == {"families": ["a"]}, "another component does not inherit the keys of the old one"
+    assert loaded.config.data.settings == {"families": ["a"]}, (
+        "another component does not inherit the keys of the old one"
+    )
 
 
 def test_includes_that_include_each_other(tmp_path: Path) -> None:
@@ -126,7 +128,7 @@ def test_unreadable_files(tmp_path: Path, text: str, message: str) -> None:
 
 @pytest.mark.parametrize("override", ["run.steps", "=3", ""])
 def test_malformed_overrides(good: Path, override: str) -> None:
-    with pytest.raises(ConfigError, match="section.key=value"):
+    with pytest.raises(ConfigError, match=r"section\.key=value"):
         load_config(good, [override])
 
 

@@ -15,7 +15,13 @@ from miles_core.runs.compare import compare_runs, two_sided_p, welch
 
 @pytest.mark.parametrize(
     ("t", "freedom", "p"),
-    [(12.7062, 1, 0.05), (2.776445, 4, 0.05), (4.604095, 4, 0.01), (2.228139, 10, 0.05), (1.959964, float("inf"), 0.05)],
+    [
+        (12.7062, 1, 0.05),
+        (2.776445, 4, 0.05),
+        (4.604095, 4, 0.01),
+        (2.228139, 10, 0.05),
+        (1.959964, float("inf"), 0.05),
+    ],
 )
 def test_two_sided_p_equals_the_table(t: float, freedom: float, p: float) -> None:
     assert two_sided_p(t, freedom) == pytest.approx(p, rel=1e-5)

@@ -1,4 +1,5 @@
-"""Kill −9 at random moments, resume, and get the uninterrupted run: weights, ledger, metrics and rollouts to the bit."""
+"""Kill −9 at random moments, resume, and get the uninterrupted run: weights, ledger, metrics and rollouts to the
+bit."""
 
 from __future__ import annotations
 

@@ -42,7 +42,10 @@ async def test_ready_line_and_stop(tmp_path: Path) -> None:
 
 
 async def test_a_process_that_ignores_eof_is_killed_with_its_children(tmp_path: Path) -> None:
-    code = "import subprocess, sys, time; c = subprocess.Popen(['sleep', '60']); print('{\"pid\": %d}' % c.pid, flush=True); time.sleep(60)"
+    code = (
+        "import subprocess, time; c = subprocess.Popen(['sleep', '60']); "
+        "print('{\"pid\": %d}' % c.pid, flush=True); time.sleep(60)"
+    )
     launcher = LocalLauncher(ComponentConfig())
     process = await launcher.launch(spec(tmp_path, code))
     child = int(str(process.ready["pid"]))
@@ -75,8 +78,8 @@ def test_children_end_when_the_controller_is_killed(tmp_path: Path) -> None:
         from miles_core.contracts.launchers import ProcessSpec
         from miles_core.runs.launcher import LocalLauncher
         async def main():
-            p = await LocalLauncher(ComponentConfig()).launch(ProcessSpec(name="c", command=[sys.executable, "-c", {WAITS!r}],
-                log=Path({str(tmp_path / "log")!r})))
+            p = await LocalLauncher(ComponentConfig()).launch(ProcessSpec(name="c", command=[sys.executable, "-c",
+            {WAITS!r}], log=Path({str(tmp_path / "log")!r})))
             print(p.pid, flush=True)
             await asyncio.sleep(60)
         asyncio.run(main())

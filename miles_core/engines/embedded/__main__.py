@@ -135,8 +135,8 @@ async def serve(options: argparse.Namespace) -> None:
     """Serve until told to end."""
     engine, app = build(options)
     listener = socket.create_server(("127.0.0.1", options.port), backlog=2048)
-    # Accepted connections inherit it. asyncio sets it only on sockets made with an explicit protocol number, and without
-    # it an answer's body waits 40 ms for the acknowledgement of its headers.
+    # Accepted connections inherit it. asyncio sets it only on sockets made with an explicit protocol number, and
+    # without it an answer's body waits 40 ms for the acknowledgement of its headers.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     config = uvicorn.Config(
         app.app, log_level=options.log_level, access_log=False, lifespan="off", timeout_graceful_shutdown=2

@@ -40,8 +40,8 @@ class LayerCache:
         return key, value
 
     def load_rows(self, fresh: Sequence[tuple[int, torch.Tensor]]) -> None:
-        """Copy sequences from the pool into their rows. Sequences of one length are copied together, as those of a group
-        that shares its prompt are."""
+        """Copy sequences from the pool into their rows. Sequences of one length are copied together, as those of a
+        group that shares its prompt are."""
         by_length: dict[int, list[tuple[int, torch.Tensor]]] = {}
         for row, slots in fresh:
             by_length.setdefault(len(slots), []).append((row, slots))
@@ -49,7 +49,7 @@ class LayerCache:
             where = torch.tensor([row for row, _ in group], device=self.pool[0].device)
             slots = torch.cat([slots for _, slots in group])
             for rows, pool in zip(self.rows, self.pool, strict=True):
-                taken = pool.index_select(0, slots).unflatten(0, (len(group), length))
+                taken = pool.index_select(0, slots).view(len(group), length, *pool.shape[1:])
                 rows[where, :, :length] = taken.transpose(1, 2)
 
     def append(self, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:

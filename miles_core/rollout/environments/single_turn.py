@@ -60,7 +60,6 @@ class SingleTurn(GenerateEnvironment[SingleTurnConfig]):
             messages=(*task.prompt.messages, reply.as_message()),
         )
 
-
     def _render(self, prompt: Prompt) -> list[int]:
         """The prompt's ids; those of the last prompt are kept, since a group asks for them `group_size` times."""
         if self._rendered is None or self._rendered[0] is not prompt:

@@ -57,12 +57,14 @@ def curve(series: Mapping[str, Sequence[Point]], *, title: str, x_label: str = "
             for x, y, e in ordered:
                 label = f"{name} at {_number(x)}: {y:.4g}" + (f" ± {e:.2g}" if e else "")
                 parts.append(
-                    f'<circle class="dot s{number}" cx="{sx(x):.1f}" cy="{sy(y):.1f}" r="2.6"><title>{escape(label)}</title></circle>'
+                    f'<circle class="dot s{number}" cx="{sx(x):.1f}" cy="{sy(y):.1f}" r="2.6">'
+                    f"<title>{escape(label)}</title></circle>"
                 )
         if len(series) > 1:
             x, y, _ = ordered[-1]
             parts.append(
-                f'<text class="name s{number}" x="{sx(x) - 4:.1f}" y="{sy(y) - 7:.1f}" text-anchor="end">{escape(name)}</text>'
+                f'<text class="name s{number}" x="{sx(x) - 4:.1f}" y="{sy(y) - 7:.1f}" '
+                f'text-anchor="end">{escape(name)}</text>'
             )
     parts.append("</svg>")
     return "".join(parts)
@@ -106,8 +108,8 @@ def timeline(spans: Sequence[tuple[str, str, int, float, float]], *, title: str)
         x, y = left + (start - origin) * scale, TOP + row * lanes.index(lane)
         label = f"{name}, step {step}: {stop - start:.2f} s"
         parts.append(
-            f'<rect class="phase s{phases.index(name)}" x="{x:.2f}" y="{y + 2}" width="{max((stop - start) * scale, 0.6):.2f}" '
-            f'height="{row - 10}"><title>{escape(label)}</title></rect>'
+            f'<rect class="phase s{phases.index(name)}" x="{x:.2f}" y="{y + 2}" '
+            f'width="{max((stop - start) * scale, 0.6):.2f}" height="{row - 10}"><title>{escape(label)}</title></rect>'
         )
     x = float(left)
     for number, name in enumerate(phases):

@@ -13,8 +13,8 @@ __all__ = ["Piece", "Reading", "read_trajectory"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """A run of tokens of one kind: `injected`, `sampled` (and trained) or `masked` (sampled, not trained). `detail` tells
-    versions and mean log-prob of a sampled piece."""
+    """A run of tokens of one kind: `injected`, `sampled` (and trained) or `masked` (sampled, not trained). `detail`
+    tells versions and mean log-prob of a sampled piece."""
 
     kind: str
     text: str
