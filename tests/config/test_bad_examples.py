@@ -16,6 +16,8 @@ from miles_core.runs.samples import check_samples
 
 ROOT = Path(__file__).parents[2]
 BAD = sorted((ROOT / "examples" / "bad").glob("*.toml"))
+NEEDS_MODEL = {"prompt_too_long", "no_such_data", "malformed_row", "missing_field", "no_such_reward_function"}
+"""Found while sample rows are rendered and scored: that takes the tiny model's tokenizer, which torch builds."""
 
 
 def expected(path: Path) -> list[str]:
@@ -42,6 +44,8 @@ def test_there_are_enough() -> None:
 
 @pytest.mark.parametrize("path", BAD, ids=lambda p: p.stem)
 def test_bad_config_is_refused_with_its_message(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if path.stem in NEEDS_MODEL:
+        pytest.importorskip("torch")
     monkeypatch.chdir(ROOT)
     assert expected(path), "says what it expects"
     said = complaint(path)
