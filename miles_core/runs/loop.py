@@ -90,7 +90,7 @@ class Run:
         self.last: dict[str, float] = {}
         self.producer: Producer | None = None
         self.recorder: Recorder | None = None
-        self._batch_seconds = 0.0
+        self._engine_busy = 0.0
 
     async def run(self) -> RunResult:
         """Take the steps that are left. Everything started is stopped, also after a failure."""
@@ -279,16 +279,25 @@ class Run:
             raise RunDirectoryError(
                 "miles_batch_ready returned a batch of other groups; groups may not be added or lost"
             )
-        write_rollouts(self.directory.rollout_file(number), changed.trajectories, step=number, policy_version=self.step)
         self._record.emit("miles_before_train_step", batch=changed)
         with self._record.span("trainer", "train", number):
-            report = await self._trainer.train_step(changed)
+            report, _ = await _both(self._trainer.train_step(changed), self._while_training(changed))
         self._ledger.move([g.group_id for g in changed.groups], "trained", step=self.step, version=number)
         self.step = number
         self._log_step(changed, report)
         self._record.emit("miles_after_train_step", batch=changed, report=report)
         with self._record.span("trainer", "publish", number):
             await self._publish(number)
+
+    async def _while_training(self, batch: Batch) -> None:
+        """What can be done beside the optimizer step: the batch to disk, and the engines' own account of their time."""
+        step, path = batch.step + 1, self.directory.rollout_file(batch.step + 1)
+        version = batch.policy_version
+        await asyncio.to_thread(write_rollouts, path, batch.trajectories, step=step, policy_version=version)
+        counters = [await connection.server_info() for connection in self._pool.connections]
+        busy = sum(float(c.get("busy_seconds", 0.0)) for c in counters)
+        self._record.log("time", step, {"engine/busy_seconds": busy - self._engine_busy})
+        self._engine_busy = busy
 
     def _log_step(self, batch: Batch, report: StepReport) -> None:
         step = self.step
