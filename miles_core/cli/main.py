@@ -22,6 +22,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "audit": ("miles_core.cli.audit:audit", "Prove that what was trained is what was sampled."),
     "runs": ("miles_core.cli.runs:runs", "List runs."),
     "config": ("miles_core.cli.config:config", "Show a resolved config with origins, or its JSON Schema."),
+    "serve": ("miles_core.cli.serve:serve", "Serve sessions over an engine, by themselves."),
+    "families": ("miles_core.cli.families:families", "List model families, and prove what they render."),
     "plugins": ("miles_core.cli.plugins:plugins", "List, show, check and create plugins."),
 }
 

@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from miles_core.config.load import LoadedConfig, problems_of
+from miles_core.config.objective import objective_problems
 from miles_core.config.origins import flatten
 from miles_core.config.slots import ENVIRONMENT_HOOKS, Slot, slots
 from miles_core.contracts.component import Component
@@ -49,6 +50,7 @@ def preflight(loaded: LoadedConfig, plugins: PluginManager) -> PreflightReport:
             problems += _section_problems(slot, registration, loaded)
             found.append((slot, registration))
     problems += _combination_problems(found, loaded)
+    problems += objective_problems(found, loaded)
     problems += _number_problems(loaded)
     problems += _directory_problems(loaded)
     notes = [failure.message for failure in plugins.failures]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from miles_core.config.run import RunConfig
+from miles_core.config.sections import ComponentSection
 from miles_core.config.slots import SECTION_HOOKS
 from miles_core.plugins import PluginManager
 
@@ -23,7 +24,9 @@ def config_schema(plugins: PluginManager) -> dict[str, Any]:
             definitions = own.pop("$defs", {})
             schema.setdefault("$defs", {}).update(definitions)
             properties = {"use": {"const": registration.name}, **own.get("properties", {})}
-            required = ["use", *own.get("required", [])]
+            default = RunConfig.model_fields[section].default
+            named = isinstance(default, ComponentSection) and default.use == registration.name
+            required = [*([] if named else ["use"]), *own.get("required", [])]
             if section == "reward":
                 properties["reward_key"] = {"type": ["string", "null"]}
             options.append(

@@ -216,7 +216,8 @@ class SessionsSection(Section):
 
 
 class ObjectiveSection(BaseModel):
-    """What is optimised. `[objective.NAME]` holds the keys of the algorithm, term or correction NAME."""
+    """What is optimised. `[objective.NAME]` holds the keys of the algorithm, term or correction NAME; for a term also
+    its `coefficient`, the weight in the loss (1.0)."""
 
     model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
 
@@ -236,7 +237,13 @@ class ObjectiveSection(BaseModel):
     """Denominator per episode of `aggregation = "constant"`; 0 takes `[sampling] max_new_tokens`."""
 
     def settings(self, name: str) -> Any:
-        return (self.model_extra or {}).get(name, {})
+        """The keys of the algorithm, term or correction `name`; a term's `coefficient` belongs to the core."""
+        own = (self.model_extra or {}).get(name, {})
+        return {k: v for k, v in own.items() if k != "coefficient"} if name in self.terms else own
+
+    def coefficient(self, name: str) -> Any:
+        """Weight of the term `name` in the loss."""
+        return (self.model_extra or {}).get(name, {}).get("coefficient", 1.0)
 
 
 class RewardSection(ComponentSection):

@@ -66,10 +66,13 @@ def slots(config: RunConfig) -> Iterator[Slot]:
     ]
     for hook, key, names in named:
         for name in names:
-            settings = dict(objective.settings(name))
-            if hook == "miles_loss_terms":
-                settings.pop("coefficient", None)
-            yield Slot(hooks=(hook,), key=key, name=name, prefix=f"objective.{name}.", settings=settings)
+            yield Slot(
+                hooks=(hook,),
+                key=key,
+                name=name,
+                prefix=f"objective.{name}.",
+                settings=dict(objective.settings(name)),
+            )
     for section, hook in (("filters", "miles_group_filters"), ("trackers", "miles_trackers")):
         chosen = getattr(config, section)
         for name in chosen.use:

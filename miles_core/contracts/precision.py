@@ -23,7 +23,8 @@ class PrecisionContract(Component[ConfigT], abc.ABC):
 
     @abc.abstractmethod
     def quantize(self, name: str, weight: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """The checkpoint tensors that stand for `weight` [N, K], by name. Deterministic to the byte."""
+        """The checkpoint tensors that stand for `weight` [N, K], by name; an excluded one stands for itself.
+        Deterministic to the byte."""
 
     @abc.abstractmethod
     def dequantize(self, name: str, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -54,7 +54,7 @@ class Episode:
 
     def with_reward(self, reward: float | Mapping[str, float]) -> Episode:
         """The same episode, its reward written on every one of its trajectories."""
-        scored = tuple(dataclasses.replace(t, reward=reward) for t in self.trajectories)
+        scored = tuple(t.with_reward(reward) for t in self.trajectories)
         return dataclasses.replace(self, trajectories=scored, reward=reward)
 
     def as_failed(self, error: str) -> Episode:

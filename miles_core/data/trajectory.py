@@ -128,6 +128,14 @@ class Trajectory:
         routes.setflags(write=False)
         object.__setattr__(self, "routed_experts", routes)
 
+    def with_reward(self, reward: float | Mapping[str, float]) -> Trajectory:
+        """The same trajectory with its episode's reward. The columns are shared: they were checked when it was made."""
+        clone = object.__new__(Trajectory)
+        for field in dataclasses.fields(self):
+            object.__setattr__(clone, field.name, getattr(self, field.name))
+        object.__setattr__(clone, "reward", reward)
+        return clone
+
     def __len__(self) -> int:
         return len(self.token_ids)
 

@@ -279,6 +279,7 @@ class Run:
             raise RunDirectoryError(
                 "miles_batch_ready returned a batch of other groups; groups may not be added or lost"
             )
+        self._wire.flush()
         self._record.emit("miles_before_train_step", batch=changed)
         with self._record.span("trainer", "train", number):
             report, _ = await _both(self._trainer.train_step(changed), self._while_training(changed))

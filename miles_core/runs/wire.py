@@ -53,11 +53,11 @@ class WireRecord:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._db.executescript(_SCHEMA)
+        self._pending: list[tuple[str, int, str, int, str, str, str]] = []
 
     def add(self, input_ids: Sequence[int], generation: Generation) -> None:
-        """Record a generation. A request that was answered twice is an integrity error: one of the answers is lost."""
-        self._db.execute(
-            "INSERT INTO generations VALUES (?, ?, ?, ?, ?, ?, ?)",
+        """Take a generation down; it is on disk after the next `flush`, which comes before anything trains on it."""
+        self._pending.append(
             (
                 generation.request_id,
                 len(input_ids),
@@ -66,8 +66,20 @@ class WireRecord:
                 digest(generation.token_ids),
                 digest(generation.logprobs),
                 digest(generation.versions),
-            ),
+            )
         )
+
+    def flush(self) -> None:
+        """Write what was taken down, in one transaction. A request that was answered twice is an integrity error: one
+        of the answers would be lost."""
+        pending, self._pending = self._pending, []
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            self._db.executemany("INSERT INTO generations VALUES (?, ?, ?, ?, ?, ?, ?)", pending)
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
 
     def find(self, request_id: str) -> WireEntry | None:
         row = self._db.execute("SELECT * FROM generations WHERE request_id = ?", (request_id,)).fetchone()
@@ -80,4 +92,6 @@ class WireRecord:
         return int(self._db.execute("SELECT COUNT(*) FROM generations").fetchone()[0])
 
     def close(self) -> None:
+        if self._pending:
+            self.flush()
         self._db.close()

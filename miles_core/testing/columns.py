@@ -140,7 +140,7 @@ def with_needs(batch: MicroBatch, needs: Needs) -> MicroBatch:
 def micro_part(batch: MicroBatch, first: int, last: int) -> MicroBatch:
     """Trajectories `first` to `last` − 1 of the batch."""
     start, stop = int(batch.offsets[first]), int(batch.offsets[last])
-    columns = {
+    columns: dict[str, Any] = {
         field.name: None if value is None else value[start:stop]
         for field in dataclasses.fields(batch)
         if field.name != "offsets"

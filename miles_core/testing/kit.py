@@ -28,7 +28,7 @@ ENGINE_VERSION = 7
 """Policy version at which the checks start engines."""
 
 
-class Skipped(Exception):  # noqa: N818 - nothing went wrong
+class Skipped(Exception):
     """A check that cannot be made here; the message says why."""
 
 
@@ -192,14 +192,32 @@ def check_title(check: Check) -> str:
 
 
 def run_check(check: Check, hook: str, case: Case) -> None:
-    """Run one check to its end. Raises what it found, or `Skipped`."""
+    """Run one check to its end. Raises `AssertionError` with what it found, or `Skipped`.
+
+    What the component raised, where the check expects nothing of the kind, is the cause of such an error.
+    """
     own = not isinstance(check, functools.partial) and check.__module__.rpartition(".")[2] == KINDS[hook].checks
     if own and KINDS[hook].torch and importlib.util.find_spec("torch") is None:
         raise Skipped("needs torch: install miles-core[train]")
-    if inspect.iscoroutinefunction(check):
-        asyncio.run(_bounded(check(case)))
-    else:
-        check(case)
+    try:
+        if inspect.iscoroutinefunction(check):
+            asyncio.run(_bounded(check(case)))
+        else:
+            check(case)
+    except Skipped:
+        raise
+    except Exception as error:
+        if isinstance(error, AssertionError) and _is_a_checks_own(error):
+            raise
+        raise AssertionError(f"it raised {type(error).__name__} where it has to work: {error}") from error
+
+
+def _is_a_checks_own(error: AssertionError) -> bool:
+    """Whether the kit raised it, and not an `assert` of the component's."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith("miles_core.testing.")
 
 
 async def _bounded(awaitable: Awaitable[None]) -> None:

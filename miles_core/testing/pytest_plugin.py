@@ -113,7 +113,7 @@ class _Item(pytest.Item):
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """A broken law is one sentence; what a component raised comes with its traceback."""
-        if isinstance(excinfo.value, AssertionError):
+        if isinstance(excinfo.value, AssertionError) and excinfo.value.__cause__ is None:
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
 

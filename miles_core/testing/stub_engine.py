@@ -95,6 +95,11 @@ class StubEngine:
         self.requests += asked
         if self.refuse_with is not None:
             return web.json_response({"error": {"message": "refused by the test"}}, status=self.refuse_with)
+        if self.vocabulary is not None:
+            outside = [i for one in asked for i in one["input_ids"] if not 0 <= i < self.vocabulary]
+            if outside:
+                refusal = {"error": {"message": f"id {outside[0]} is outside the vocabulary"}}
+                return web.json_response(refusal, status=400)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         if body.get("stream"):
             await response.prepare(request)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
+import sys
 
 import pytest
 
@@ -12,7 +14,22 @@ from miles_core.testing.kit import KINDS, Case, Skipped, check_title, checks_of,
 
 torch = pytest.importorskip("torch")
 
-pytestmark = pytest.mark.filterwarnings("default")  # a broken component may leave something unclosed
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen():
+    """What is there already (torch, for one) is left out of the collections below."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def swept(monkeypatch):
+    """A broken component may leave streams and processes unclosed: they are collected here, and not in another test."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
+    yield
+    gc.collect()
 
 
 def name_of(check):
@@ -30,7 +47,7 @@ def is_generic(check):
 
 
 def every_check():
-    """Each check of each kind; those that all kinds share are taken from the rewards, where their faults are planted."""
+    """Each check of each kind. Those that all kinds share are taken from rewards, where their faults are planted."""
     for hook in KINDS:
         for check in checks_of(hook):
             if hook == "miles_rewards" or not is_generic(check):

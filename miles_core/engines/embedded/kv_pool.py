@@ -64,11 +64,13 @@ class LayerCache:
             rows[target, :, :tokens] = rows[source, :, :tokens]
 
     def grow_rows(self, capacity: int, lengths: Sequence[int]) -> None:
-        """Make room for ``capacity`` tokens a row; row i keeps its first ``lengths[i]``."""
+        """Make room for ``capacity`` tokens a row; row i keeps its first ``lengths[i]``. A sequence that decodes from
+        the prefix cache alone counts here before it is loaded, and may be longer than the rows that are left behind."""
         for index, old in enumerate(self.rows):
             new = _zeros(old, (old.shape[0], old.shape[1], capacity, old.shape[3]))
             for row, length in enumerate(lengths):
-                new[row, :, :length] = old[row, :, :length]
+                kept = min(length, old.shape[2])
+                new[row, :, :kept] = old[row, :, :kept]
             self.rows[index] = new
 
 

@@ -58,8 +58,10 @@ class CallableReward(Reward[CallableConfig]):
         """See `Reward.score`."""
         if self._function is None:
             await self.setup()
-        if self.config.per == "sample":
+        if self.config.per == "sample" and inspect.iscoroutinefunction(self._function):
             return list(await asyncio.gather(*(self._one(sample) for sample in samples)))
+        if self.config.per == "sample":
+            return await asyncio.to_thread(lambda: [self._one_blocking(sample) for sample in samples])
         try:
             scores = await self._call(list(samples))
         except Exception as error:
@@ -69,6 +71,14 @@ class CallableReward(Reward[CallableConfig]):
                 f"{self.config.function} returned {scores!r:.200}, expected a list of {len(samples)} scores"
             )
         return list(scores)
+
+    def _one_blocking(self, sample: Sample) -> Score | RewardError:
+        assert self._function is not None
+        try:
+            score: Score = self._function(sample, **self.config.arguments)
+        except Exception as error:
+            return named(self._failed(error), sample)
+        return score
 
     async def _one(self, sample: Sample) -> Score | RewardError:
         try:

@@ -45,9 +45,10 @@ async def it_runs_again(case: Case) -> None:
     with _endpoint(ChatService()) as (service, endpoint):
         agent = case.create()
         before = children()
-        for number in range(1, 3):
+        for number in (1, 2):
+            asked = len(service.requests)
             await agent.run(endpoint, _PROMPT, _SAMPLING, {})
-            assert len(service.requests) >= number, f"episode {number} of one instance asked nothing"
+            assert len(service.requests) > asked, f"episode {number} of one instance asks nothing"
         assert children() <= before, "a process of an episode runs on after it"
 
 

@@ -54,7 +54,7 @@ async def a_late_process_is_ended(case: Case) -> None:
 
 async def a_line_that_is_no_json_is_a_failure(case: Case) -> None:
     async with _launcher(case) as launcher:
-        await _failure(launcher, _spec(case, "import time; print('hello', flush=True); time.sleep(600)"))
+        await _failure(launcher, _spec(case, "import sys; print('hello', flush=True); sys.stdin.read()"))
 
 
 async def stop_is_idempotent(case: Case) -> None:

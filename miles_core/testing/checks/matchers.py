@@ -35,11 +35,12 @@ def digest_is_bytes_and_repeatable(case: Case) -> None:
 def nothing_said_is_nothing(case: Case) -> None:
     digest = case.create().digest
     calls: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [CALL]}
-    for empty in (None, []):
+    nothings: tuple[Any, ...] = (None, "", [])
+    for empty in nothings:
         assert digest({**calls, "content": empty}) == digest(calls), f'content {empty!r} and "" get different digests'
     said = {"role": "assistant", "content": "4"}
     for key in ("tool_calls", "reasoning_content"):
-        for nothing in (None, "", []):
+        for nothing in nothings:
             assert digest({**said, key: nothing}) == digest(said), (
                 f"{key} {nothing!r} and no {key} get different digests: clients send either"
             )

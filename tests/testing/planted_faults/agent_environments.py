@@ -7,11 +7,10 @@ import dataclasses
 import math
 import subprocess
 
-from planted_faults import scaffolded
-
 from miles_core.contracts.environments import Outcome
 from miles_core.errors import EnvironmentFailure
 from miles_core.rollout.environments.callable import CallableAgent
+from planted_faults import scaffolded
 
 Good = scaffolded("agent_environments")
 GOOD = (Good, CallableAgent)
@@ -63,7 +62,7 @@ class LeavesProcess(Good):
     """Leaves a helper running."""
 
     async def run(self, endpoint, prompt, sampling, metadata):
-        subprocess.Popen(["sleep", "20"])
+        subprocess.Popen(["sleep", "3"])
         return await super().run(endpoint, prompt, sampling, metadata)
 
 

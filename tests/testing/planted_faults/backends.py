@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from planted_faults import scaffolded
 
 from miles_core.errors import NumericsError
 from miles_core.training.fsdp import FsdpBackend
+from planted_faults import scaffolded
 
 Good = scaffolded("train_backends")
 GOOD = (Good,)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 
 import torch
-from planted_faults import scaffolded
 
 from miles_core.contracts.objective import Corrected
 from miles_core.objective.clip_or_pop import ClipOrPop
 from miles_core.objective.mis import Mis
 from miles_core.objective.opsm import Opsm
 from miles_core.objective.tis import Tis
+from planted_faults import scaffolded
 
 Good = scaffolded("corrections")
 GOOD = (Good, ClipOrPop, Mis, Opsm, Tis)

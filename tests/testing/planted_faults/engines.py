@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import sys
 
-from planted_faults import scaffolded
-
 from miles_core.contracts.component import Example
 from miles_core.contracts.launchers import ProcessSpec
 from miles_core.testing.serving import dead_url
 from miles_core.testing.stub_engine import StubEngine, hashed_script, served_stub
+from planted_faults import scaffolded
 
 Good = scaffolded("engines")
 GOOD = (Good,)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from planted_faults import scaffolded
 
 from miles_core.contracts.objective import Advantages
 from miles_core.objective.grpo import Grpo
 from miles_core.objective.ppo import Ppo
+from planted_faults import scaffolded
 
 Good = scaffolded("advantage_estimators")
 GOOD = (Good, Grpo, Ppo)

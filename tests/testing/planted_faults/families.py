@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from planted_faults import scaffolded
-
 from miles_core.contracts.families import ParsedReply, Segment
 from miles_core.tito.families.chatml import ChatMLFamily
 from miles_core.tito.families.template import TemplateFamily
+from planted_faults import scaffolded
 
 Good = scaffolded("model_families")
 GOOD = (Good, ChatMLFamily, TemplateFamily)

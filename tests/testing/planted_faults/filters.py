@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from planted_faults import scaffolded
-
 from miles_core.rollout.filters import NoAborted, NonzeroStd
+from planted_faults import scaffolded
 
 Good = scaffolded("group_filters")
 GOOD = (Good, NonzeroStd, NoAborted)
@@ -35,7 +34,9 @@ class Essay(Good):
     """Explains at length."""
 
     def drop_reason(self, group, rewards):
-        return f"the group {group.group_id} was dropped since all of its {len(rewards)} rewards are equal"
+        return (
+            f"group {group.group_id} was dropped since it teaches nothing: all of its {len(rewards)} rewards are equal"
+        )
 
 
 class Remembers(Good):

@@ -7,11 +7,11 @@ import dataclasses
 import random
 
 import numpy as np
-from planted_faults import scaffolded
 
 from miles_core.data.trajectory import Status
 from miles_core.errors import EngineError
 from miles_core.rollout.environments.single_turn import SingleTurn
+from planted_faults import scaffolded
 
 Good = scaffolded("generate_environments")
 GOOD = (Good, SingleTurn)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
-from planted_faults import imports_torch, scaffolded
 
 from miles_core.contracts.component import ComponentConfig, Conflict, Requirement
 from miles_core.contracts.filters import GroupFilter
+from planted_faults import imports_torch, scaffolded
 
 Good = scaffolded("rewards")
 GOOD = (Good,)

@@ -7,10 +7,9 @@ import dataclasses
 import os
 import signal
 
-from planted_faults import scaffolded
-
 from miles_core.errors import EnvironmentFailure
 from miles_core.runs.launcher import LocalLauncher
+from planted_faults import scaffolded
 
 Good = scaffolded("launchers")
 GOOD = (Good, LocalLauncher)
@@ -95,8 +94,10 @@ class StopsOnce(LocalLauncher):
 
 class _Killed(_StopsOnce):
     async def stop(self, *, grace=10.0):
-        os.kill(self._process.pid, signal.SIGKILL)
-        return await self._process._child.wait()
+        if self.alive():
+            os.kill(self._process.pid, signal.SIGKILL)
+        await asyncio.sleep(0.2)
+        return -9
 
 
 class KillsAtOnce(LocalLauncher):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import torch
+
 from planted_faults import scaffolded
 
 Good = scaffolded("precision_contracts")

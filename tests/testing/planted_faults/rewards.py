@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-from planted_faults import scaffolded
-
 from miles_core.errors import RewardError
 from miles_core.rollout.rewards.text import Exact
+from planted_faults import scaffolded
 
 Good = scaffolded("rewards")
 GOOD = (Good, Exact)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
-from planted_faults import scaffolded
-
 from miles_core.data.trajectory import Status
+from planted_faults import scaffolded
 
 Good = scaffolded("rollout_environments")
 GOOD = (Good,)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
-from planted_faults import scaffolded
-
 from miles_core.contracts.sandboxes import ExecResult
 from miles_core.rollout.sandboxes.subprocess import SubprocessSandbox
+from planted_faults import scaffolded
 
 Good = scaffolded("sandboxes")
 GOOD = (Good, SubprocessSandbox)
@@ -73,7 +72,7 @@ class LeavesGrandchildren(_Plain):
     """Kills the shell alone. The child ends by itself after a while, so that the test leaves nothing."""
 
     async def exec(self, command, *, timeout, cwd=None, env=None):
-        command = command.replace("while true", "for i in $(seq 60)")
+        command = command.replace("(while true", "(exec >/dev/null; for i in $(seq 60)")
         return await super().exec(command, timeout=timeout, cwd=cwd, env=env)
 
 

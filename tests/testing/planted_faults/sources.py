@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-from planted_faults import scaffolded
-
 from miles_core.rollout.sources.jsonl import JsonlSource
+from planted_faults import scaffolded
 
 Good = scaffolded("data_sources")
 GOOD = (Good, JsonlSource)

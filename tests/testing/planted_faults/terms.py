@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from planted_faults import scaffolded
-
 from miles_core.contracts.objective import TermLoss
 from miles_core.objective.distillation import Distillation
 from miles_core.objective.entropy import Entropy
@@ -13,6 +11,7 @@ from miles_core.objective.kl import Kl
 from miles_core.objective.policy import Policy
 from miles_core.objective.supervised import Supervised
 from miles_core.objective.value import Value
+from planted_faults import scaffolded
 
 Good = scaffolded("loss_terms")
 GOOD = (Good, Distillation, Entropy, Kl, Policy, Supervised, Value)

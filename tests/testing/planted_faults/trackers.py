@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 
-from planted_faults import scaffolded
-
 from miles_core.contracts.component import Example
 from miles_core.runs.metrics import SqliteTracker
+from planted_faults import scaffolded
 
 Good = scaffolded("trackers")
 GOOD = (Good, SqliteTracker)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from planted_faults import scaffolded
-
 from miles_core.contracts.transports import WeightReceiver, WeightSender
 from miles_core.errors import PublishError
 from miles_core.sync.shared_memory import SharedMemoryTransport
+from planted_faults import scaffolded
 
 Good = scaffolded("weight_transports")
 GOOD = (Good, SharedMemoryTransport)
