@@ -117,12 +117,14 @@ def miles_advantage_estimators() -> dict[str, type[AdvantageEstimator[Any]]]:
     """Rewards to advantages."""
     from miles_core.objective.grpo import Grpo
     from miles_core.objective.gspo import Gspo
+    from miles_core.objective.none import NoAdvantages
     from miles_core.objective.ppo import Ppo
     from miles_core.objective.reinforce_pp import ReinforcePlusPlus, ReinforcePlusPlusBaseline
 
     return {
         "grpo": Grpo,
         "gspo": Gspo,
+        "none": NoAdvantages,
         "ppo": Ppo,
         "reinforce_pp": ReinforcePlusPlus,
         "reinforce_pp_baseline": ReinforcePlusPlusBaseline,
@@ -195,7 +197,7 @@ def miles_launchers() -> dict[str, type[Launcher[Any]]]:
 @hookimpl
 def miles_trackers() -> dict[str, type[Tracker[Any]]]:
     """`sqlite` and `console`."""
-    from miles_core.cli.panel import ConsoleTracker
+    from miles_core.runs.console import ConsoleTracker
     from miles_core.runs.metrics import SqliteTracker
 
     return {"console": ConsoleTracker, "sqlite": SqliteTracker}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from miles_core.contracts.component import ComponentConfig
+from miles_core.contracts.component import ComponentConfig, Conflict
 from miles_core.contracts.objective import LossTerm, MicroBatch, TermLoss
 from miles_core.objective.columns import segment_mean, token_trajectory
 
@@ -41,6 +41,13 @@ class Policy(LossTerm[PolicyConfig]):
     """−min(ratio · A, clip(ratio) · A), times the corrections."""
 
     Config = PolicyConfig
+    conflicts = (
+        Conflict(
+            key="objective.algorithm",
+            values=("none",),
+            reason="without advantages the policy term is 0",
+        ),
+    )
 
     def loss(self, batch: MicroBatch) -> TermLoss:
         config = self.config

@@ -44,10 +44,8 @@ def build_objective(config: RunConfig, plugins: PluginManager) -> Objective:
     )
     terms = []
     for name in section.terms:
-        settings = dict(section.settings(name))
-        coefficient = float(settings.pop("coefficient", 1.0))
-        term = plugins.create("miles_loss_terms", name, settings, LossTerm)
-        terms.append(WeightedTerm(name=name, term=term, coefficient=coefficient))
+        term = plugins.create("miles_loss_terms", name, section.settings(name), LossTerm)
+        terms.append(WeightedTerm(name=name, term=term, coefficient=float(section.coefficient(name))))
     corrections = [
         (name, plugins.create("miles_corrections", name, section.settings(name), Correction))
         for name in section.corrections
