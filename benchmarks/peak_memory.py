@@ -70,7 +70,7 @@ def main() -> None:
             sizes["all together"] = sum(sizes.values())
             for name, size in sizes.items():
                 peaks[name] = max(size, peaks.get(name, 0))
-            time.sleep(0.2)
+            time.sleep(1.0)
         if process.returncode:
             raise SystemExit(f"the run ended with status {process.returncode}")
     print(f"{options.config.stem}, {options.steps} steps, peak proportional set size")

@@ -66,7 +66,7 @@ def test_a_lone_end_and_an_empty_answer_are_defined(ids: list[int], versions: li
 
 
 def test_a_real_end_token_is_not_taken_for_padding(tmp_path: Path) -> None:
-    """With pad = end of sequence, "not the pad token" would drop the end that was sampled; masks are carried instead."""
+    """With pad = end of sequence, "not pad" would drop the end that was sampled; masks are carried instead."""
     one = trajectory([7, 3, 2], [-1, 0, 0])
     write_rollouts(tmp_path / "r.parquet", [one, trajectory([7, 9], [-1, 0])], step=1, policy_version=0)
     assert read_rollouts(tmp_path / "r.parquet")[0].loss_mask.tolist() == [False, True, True]
