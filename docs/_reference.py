@@ -17,6 +17,7 @@ from miles_core.cli.main import COMMANDS, cli
 from miles_core.config.run import RunConfig
 from miles_core.contracts.component import Component, ComponentConfig
 from miles_core.plugins import REGISTRATION_HOOKS, PluginManager
+from miles_core.testing.scaffold import plugin_files
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -34,6 +35,7 @@ def pages() -> dict[str, str]:
         "hooks": _hooks(),
         "contracts": _contracts(),
         "cli": _commands(),
+        "kinds": _kinds(),
     }
 
 
@@ -131,6 +133,22 @@ def _contracts() -> str:
                         "",
                         inspect.cleandoc(method.__doc__),
                     ]
+    return "\n".join(lines)
+
+
+def _kinds() -> str:
+    lines = [
+        "# A plugin of each kind",
+        "",
+        "`miles plugins new KIND NAME` writes these, each in a whole distribution with entry point, tests and README. "
+        "They are generated, installed and tested in continuous integration.",
+    ]
+    for hook in REGISTRATION_HOOKS:
+        kind = hook.removeprefix("miles_")
+        files = plugin_files(kind, "example", "example")
+        code = files["miles_example/component.py"]
+        lines += ["", f"## {kind.replace('_', ' ').capitalize()}", "", f"`miles plugins new {kind} example`"]
+        lines += ["", "```py", code.rstrip(), "```"]
     return "\n".join(lines)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from miles_core.errors import DuplicateNameError, PluginError, UnknownNameError, nearest
 from miles_core.testing.kit import KINDS
 
-__all__ = ["create_plugin"]
+__all__ = ["create_plugin", "plugin_files"]
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 """Names of distributions (packaging.python.org, "Names and normalization")."""
@@ -155,13 +155,13 @@ def create_plugin(kind: str, name: str, into: Path) -> Path:
     target = into / f"miles-{name}"
     if target.exists():
         raise PluginError(f"{target.absolute()} exists already; choose another name, or another place with --into")
-    for path, text in _files(kind, name, entry).items():
+    for path, text in plugin_files(kind, name, entry).items():
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         (target / path).write_text(text, encoding="utf-8")
     return target
 
 
-def _files(kind: str, name: str, entry: str) -> dict[str, str]:
+def plugin_files(kind: str, name: str, entry: str) -> dict[str, str]:
     """Every file of the distribution by its path in it."""
     from miles_core import __version__
 
