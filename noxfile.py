@@ -55,7 +55,7 @@ def quickstart(session: nox.Session) -> None:
 def tests(session: nox.Session, environment: str) -> None:
     """The tests: with the training extra, without torch, and each plugin alone and together from built wheels."""
     if environment == "train":
-        install(session, "-e", ".[train,tasks,dev]", model=True)
+        install(session, "-e", ".[train,tasks,oracles,dev]", model=True)
         pytest(session, "-m", "not gpu and not nightly", "-n", "2", "--dist", "worksteal")
     elif environment == "base":
         install(session, "-e", ".[dev]")

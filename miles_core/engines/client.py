@@ -69,7 +69,7 @@ class EngineConnection:
         loop = asyncio.get_running_loop()
         ask = _Ask(
             request_id=uuid.uuid4().hex,
-            input_ids=[int(i) for i in input_ids],
+            input_ids=input_ids if isinstance(input_ids, list) else [int(i) for i in input_ids],
             params=_sampling_params(sampling),
             priority=priority,
             started=time.time(),

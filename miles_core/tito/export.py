@@ -51,22 +51,22 @@ def export(
     """The trajectories of a session. A turn on several kept paths is in the loss mask of the first alone; in the others
     its tokens are history, with their log-probs and versions. Longer paths are cut at `max_tokens` (0: never), at the
     token, and are `truncated`."""
-    trained: set[int] = set()
+    trained: dict[int, int] = {}  # how many of a turn's sampled tokens are in a mask already
     found: list[Trajectory] = []
     for leaf in picker(tree):
         path = leaf.path()
         found.append(_trajectory(path, trained, identity, index=len(found), max_tokens=max_tokens))
-        trained.update(node.order for node in path)
     return tuple(found)
 
 
 def _trajectory(
-    path: Sequence[Node], trained: set[int], identity: Identity, *, index: int, max_tokens: int
+    path: Sequence[Node], trained: dict[int, int], identity: Identity, *, index: int, max_tokens: int
 ) -> Trajectory:
     ids = path[-1].ids()
     mask = np.zeros(len(ids), np.bool_)
     logprobs = np.zeros(len(ids), np.float32)
     versions = np.full(len(ids), NOT_SAMPLED, np.int32)
+    spans: list[tuple[Node, int, int]] = []
     turns: list[Turn] = []
     for number, node in enumerate(path):
         added = node.added
@@ -74,7 +74,7 @@ def _trajectory(
         dropped = path[number + 1].added.drop if number + 1 < len(path) else 0  # type: ignore[union-attr]
         start = node.length - len(added.logprobs)
         stop = node.length - dropped
-        mask[start:stop] = node.order not in trained
+        spans.append((node, start, stop))
         logprobs[start:stop] = added.logprobs[: stop - start]
         versions[start:stop] = _versions(added.versions)[: stop - start]
         for part in added.parts:
@@ -96,6 +96,10 @@ def _trajectory(
     assert last is not None
     status = Status.TRUNCATED if last.finish_reason == "length" else Status.COMPLETED
     length, turns, status = _fit(versions, turns, status, max_tokens)
+    for node, start, stop in spans:
+        done, held = trained.get(node.order, 0), max(min(stop, length) - start, 0)
+        mask[start + done : start + held] = True
+        trained[node.order] = max(done, held)
     routes = _routes(path)
     return Trajectory(
         token_ids=ids[:length],

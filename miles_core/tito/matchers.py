@@ -26,13 +26,13 @@ class StrictMatcher(MessageMatcher[ComponentConfig]):
     def digest(self, message: Mapping[str, Any]) -> bytes:
         """xxh3-128 of what a renderer reads."""
         content = message.get("content")
+        if type(content) is str and len(message) == 2 and message.get("role") in _SHORT:
+            return _plain(message["role"], content)  # nearly every message of a long history
         reasoning, calls = message.get("reasoning_content"), message.get("tool_calls")
-        if not reasoning and not calls and isinstance(content, str):
-            said: list[Any] = [message.get("role"), content]  # nearly every message of a long history
-        else:
-            made = [(name, self._arguments(arguments)) for name, arguments in map(_function, calls or ())]
-            said = [message.get("role"), _text(content), *([reasoning or "", made] if reasoning or made else [])]
-        return xxhash.xxh3_128_digest(_bytes(said))
+        made = [(name, self._arguments(arguments)) for name, arguments in map(_function, calls or ())]
+        if not reasoning and not made:
+            return _plain(message.get("role"), _text(content))
+        return xxhash.xxh3_128_digest(_bytes([message.get("role"), _text(content), reasoning or "", made]))
 
     def _arguments(self, arguments: Any) -> Any:
         return arguments
@@ -63,7 +63,18 @@ class RoleContentMatcher(MessageMatcher[ComponentConfig]):
 
     def digest(self, message: Mapping[str, Any]) -> bytes:
         """xxh3-128 of role and content."""
-        return xxhash.xxh3_128_digest(_bytes([message.get("role"), _text(message.get("content"))]))
+        return _plain(message.get("role"), _text(message.get("content")))
+
+
+_SHORT = {"user": "u", "assistant": "a", "tool": "t", "system": "s", "developer": "d"}
+
+
+def _plain(role: Any, content: Any) -> bytes:
+    """Digest of a message that only says something. What is hashed otherwise is a JSON list, so a letter in front of
+    the text is told from it."""
+    if isinstance(content, str) and isinstance(role, str) and role in _SHORT:
+        return xxhash.xxh3_128_digest((_SHORT[role] + content).encode("utf-8", "surrogatepass"))
+    return xxhash.xxh3_128_digest(_bytes([role, content]))
 
 
 def _text(content: Any) -> Any:

@@ -54,9 +54,9 @@ class SessionSettings:
     """What one session may do.
 
     `sampling` holds the defaults and the most new tokens of a turn. When `locked`, a client's temperature, top_p,
-    top_k, min_p and seed are ignored: log-probs that train must be those of the run's own sampling. `turn_seed(turn)` seeds a
-    turn; without it a client's seed counts, or none. `max_tokens` bounds one trajectory (0: no bound), `max_nodes` and
-    `max_session_tokens` the whole session. `ttl` is in seconds without a request.
+    top_k, min_p and seed are ignored: log-probs that train must be those of the run's own sampling. `turn_seed(turn)`
+    seeds a turn; without it a client's seed counts, or none. `max_tokens` bounds one trajectory (0: no bound),
+    `max_nodes` and `max_session_tokens` the whole session. `ttl` is in seconds without a request.
     """
 
     engine: EngineClient
@@ -245,7 +245,7 @@ class Session:
             )
             if len(generation.token_ids) and generation.prompt_tokens != len(prompt):
                 raise EngineError(
-                    f"{generation.engine} counted {generation.prompt_tokens} prompt tokens of {len(prompt)} that were sent"
+                    f"{generation.engine} counted {generation.prompt_tokens} prompt tokens, {len(prompt)} were sent"
                 )
             done.append(generation)
             left = sampling.max_new_tokens - len(generation.token_ids)

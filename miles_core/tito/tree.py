@@ -160,8 +160,9 @@ class SessionTree:
         return best
 
     def plan(self, identity: bytes, digests: Digests) -> Plan:
-        """Reserve a turn for a request; the caller commits the plan or releases it. Raises `TurnConflictError` where the
-        mode, a turn under way or a parent that ended by length forbid it, `TurnRefusedError` when the session is full."""
+        """Reserve a turn for a request; the caller commits the plan or releases it. Raises `TurnConflictError` where
+        the mode, a turn under way or a parent that ended by length forbid it, `TurnRefusedError` when the session is
+        full."""
         if self.nodes + len(self._open) >= self.max_nodes:
             raise TurnRefusedError(f"the session holds {self.nodes} turns, its limit; start another session")
         parent, replaces = self.match(identity, digests), None

@@ -114,7 +114,7 @@ def limit(body: Mapping[str, Any], *keys: str) -> int | None:
 
 
 def stop_strings(value: Any, where: str) -> tuple[str, ...]:
-    """Stop strings: one, several or none. Raises `BadRequestError` for an empty one: it would end every reply at once."""
+    """Stop strings: one, several or none. Raises `BadRequestError` for an empty one, which ends every reply."""
     if value is None:
         return ()
     found = [value] if isinstance(value, str) else expect(value, list, where)

@@ -147,14 +147,14 @@ def _usage(reply: Reply) -> dict[str, Any]:
 
 def _message(message: Any, index: int) -> Mapping[str, Any]:
     """A message as families read it. Most need no change: a history is read again with every turn."""
+    if type(message) is dict and len(message) == 2 and type(message.get("content")) is str and _is_plain(message):
+        return message
     where = f"messages[{index}]"
     given: Mapping[str, Any] = expect(message, dict, where)
     role = given.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise BadRequestError(f"{where}.role: {role!r}; allowed: {', '.join(sorted(_ROLES))}")
     content = message.get("content")
-    if type(content) is str and role in ("user", "system") and len(message) == 2:
-        return given
     changed = {
         "role": role,
         "content": content if isinstance(content, str) else text_blocks(content, f"{where}.content"),
@@ -170,6 +170,10 @@ def _message(message: Any, index: int) -> Mapping[str, Any]:
         if calls:
             changed["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
     return changed
+
+
+def _is_plain(message: Mapping[str, Any]) -> bool:
+    return message.get("role") in ("user", "assistant", "system")
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:

@@ -78,8 +78,12 @@ class ChatMLFamily(ModelFamily[ChatMLConfigT]):
                 out += _block(_ROLES[role], [(content_text(message, index), False)], message=index)
         if add_generation_prompt:
             out += self._tool_results(results)
-            out += _header("assistant", len(messages))
+            out += self.opening(len(messages))
         return out
+
+    def opening(self, index: int) -> list[Segment]:
+        """What stands before the assistant's own text: the end of every prompt."""
+        return _header("assistant", index)
 
     def assistant_segments(self, message: Mapping[str, Any], index: int) -> list[Segment]:
         """An assistant's message: header, what it sampled (its stop token included), the newline behind it."""

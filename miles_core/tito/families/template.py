@@ -8,6 +8,7 @@ cut is no prefix of the next is refused, with the message where it breaks. And t
 
 from __future__ import annotations
 
+import datetime
 import functools
 import json
 import re
@@ -243,6 +244,23 @@ def _map_text(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
+@functools.cache
+def _generation_tag() -> type[Any]:
+    """`{% generation %}`, by which templates for training mark what an assistant says; it changes no text."""
+    import jinja2.ext
+    import jinja2.nodes
+    import jinja2.parser
+
+    class GenerationTag(jinja2.ext.Extension):
+        tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
+
+        def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    return GenerationTag
+
+
 def compile_template(source: str, name: str) -> Any:
     """A chat template in the environment that transformers gives it, sandboxed and immutable.
 
@@ -259,10 +277,11 @@ def compile_template(source: str, name: str) -> Any:
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _generation_tag()]
     )
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
     try:
         return environment.from_string(source)
     except jinja2.TemplateSyntaxError as error:
