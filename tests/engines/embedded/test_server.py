@@ -138,7 +138,6 @@ def test_two_processes_given_the_same_queue_answer_bit_for_bit_alike(servers: li
         ({"input_ids": [3], "sampling_params": []}, "sampling_params"),
         ({"input_ids": [3], "return_routed_experts": True}, "no routed experts"),
         ({"input_ids": [[3], [4]], "rid": ["a"]}, "1 values for 2 prompts"),
-        ({"input_ids": [[3], [4]], "stream": True}, "stream"),
         ({"input_ids": [3], "prompt": "x"}, "prompt"),
     ],
 )
@@ -171,6 +170,29 @@ def test_stop_strings_and_text(servers: list[Server]) -> None:
     assert stopped["output_ids"] == free["output_ids"][: end + 2]
     assert stopped["text"] == free["text"][:end]
     assert stopped["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
+
+
+def test_a_batch_streams_each_answer_under_its_index(servers: list[Server]) -> None:
+    bodies = [body(ids, temperature=0, max_new_tokens=4, ignore_eos=True) for ids in ([5, 6], [7, 8, 9], [5, 6])]
+    alone = [servers[0].call("/generate", one)[1]["output_ids"] for one in bodies]
+    batch = {
+        "input_ids": [one["input_ids"] for one in bodies],
+        "sampling_params": bodies[0]["sampling_params"],
+        "rid": ["a", "b", "c"],
+        "return_logprob": True,
+        "stream": True,
+    }
+    finished: dict[int, list[int]] = {}
+    with servers[0].open("/generate", batch) as response:
+        lines = [line[5:].strip() for line in response if line.startswith(b"data:")]
+    assert lines[-1] == b"[DONE]"
+    for line in lines[:-1]:
+        answer = json.loads(line)
+        assert answer["meta_info"]["id"] == "abc"[answer["index"]]
+        assert answer["index"] not in finished, "nothing comes after a finished answer"
+        if answer["meta_info"]["finish_reason"] is not None:
+            finished[answer["index"]] = answer["output_ids"]
+    assert [finished[i] for i in range(3)] == alone
 
 
 def test_a_stream_opens_when_queued_and_grows(servers: list[Server]) -> None:
