@@ -55,7 +55,7 @@ def quickstart(session: nox.Session) -> None:
 def tests(session: nox.Session, environment: str) -> None:
     """The tests: with the training extra, without torch, and each plugin alone and together from built wheels."""
     if environment == "train":
-        install(session, "-e", ".[train,tasks,oracles,dev]", model=True)
+        install(session, "-e", ".[train,lora,tasks,oracles,dev]", model=True)
         pytest(session, "-m", "not gpu and not nightly", "-n", "2", "--dist", "worksteal")
     elif environment == "base":
         install(session, "-e", ".[dev]")
@@ -91,7 +91,7 @@ def plugins_from_wheels(session: nox.Session) -> None:
 @nox.session
 def nightly(session: nox.Session) -> None:
     """The long runs of the same laws: many crashes, many conversations. Tables go to docs/nightly/."""
-    install(session, "-e", ".[train,tasks,dev]", model=True)
+    install(session, "-e", ".[train,lora,tasks,dev]", model=True)
     pytest(session, "-m", "nightly")
 
 
@@ -107,7 +107,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Mypy, strict."""
-    install(session, "-e", ".[train,tasks,dev]")
+    install(session, "-e", ".[train,lora,tasks,dev]")
     session.run("mypy")
 
 

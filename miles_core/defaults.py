@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 
 @hookimpl
 def miles_model_families() -> dict[str, type[ModelFamily[Any]]]:
-    """`chatml` (SmolLM2, Qwen2.5), and `template` for any tokenizer with a chat template."""
+    """`chatml` (SmolLM2, Qwen2.5), `qwen3`, and `template` for any tokenizer with a chat template."""
     from miles_core.tito.families.chatml import ChatMLFamily
+    from miles_core.tito.families.qwen3 import Qwen3Family
     from miles_core.tito.families.template import TemplateFamily
 
-    return {"chatml": ChatMLFamily, "template": TemplateFamily}
+    return {"chatml": ChatMLFamily, "qwen3": Qwen3Family, "template": TemplateFamily}
 
 
 @hookimpl
@@ -52,11 +53,12 @@ def miles_agent_environments() -> dict[str, type[AgentEnvironment[Any]]]:
 
 @hookimpl
 def miles_generate_environments() -> dict[str, type[GenerateEnvironment[Any]]]:
-    """`single_turn` and `tools`."""
+    """`single_turn`, `tools`, and `supervised`, whose episodes are the data's."""
     from miles_core.rollout.environments.single_turn import SingleTurn
+    from miles_core.rollout.environments.supervised import Supervised
     from miles_core.rollout.environments.tools import ToolLoop
 
-    return {"single_turn": SingleTurn, "tools": ToolLoop}
+    return {"single_turn": SingleTurn, "supervised": Supervised, "tools": ToolLoop}
 
 
 @hookimpl
@@ -88,6 +90,7 @@ def miles_rewards() -> dict[str, type[Reward[Any]]]:
     from miles_core.rollout.rewards.by_metadata import ByMetadata
     from miles_core.rollout.rewards.function import CallableReward
     from miles_core.rollout.rewards.math import MathReward
+    from miles_core.rollout.rewards.none import NoReward
     from miles_core.rollout.rewards.procedural import ReasoningGymReward
     from miles_core.rollout.rewards.remote import RemoteReward
     from miles_core.rollout.rewards.text import Choice, Exact, TokenF1
@@ -99,6 +102,7 @@ def miles_rewards() -> dict[str, type[Reward[Any]]]:
         "exact": Exact,
         "f1": TokenF1,
         "math": MathReward,
+        "none": NoReward,
         "reasoning_gym": ReasoningGymReward,
         "remote": RemoteReward,
     }
@@ -164,10 +168,11 @@ def miles_corrections() -> dict[str, type[Correction[Any]]]:
 
 @hookimpl
 def miles_engines() -> dict[str, type[Engine[Any]]]:
-    """`embedded`."""
+    """`embedded`, and `none` for runs that sample nothing."""
     from miles_core.engines.embedded_launch import EmbeddedEngine
+    from miles_core.engines.none import NoEngine
 
-    return {"embedded": EmbeddedEngine}
+    return {"embedded": EmbeddedEngine, "none": NoEngine}
 
 
 @hookimpl

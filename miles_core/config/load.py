@@ -56,10 +56,27 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
 def loaded_from_tree(tree: Mapping[str, Any], origins: OriginTree) -> LoadedConfig:
     """Validate a parsed tree. Raises `ConfigError` with all problems at once."""
     try:
-        config = RunConfig.model_validate(_with_default_components(tree))
+        config = RunConfig.model_validate(_with_default_components(_with_mode(tree)))
     except ValidationError as error:
         raise ConfigError(problems_of(error, origins, model=RunConfig)) from error
     return LoadedConfig(config=config, origins=origins)
+
+
+_SUPERVISED: dict[str, Any] = {
+    "environment": {"use": "supervised"},
+    "engine": {"use": "none"},
+    "reward": {"use": "none"},
+    "objective": {"algorithm": "none", "terms": ["supervised"]},
+    "sampling": {"max_new_tokens": 1},
+    "schedule": {"group_size": 1},
+}
+"""A mode is a set of defaults: what the config says stands above it."""
+
+
+def _with_mode(tree: Mapping[str, Any]) -> dict[str, Any]:
+    run = tree.get("run")
+    supervised = isinstance(run, Mapping) and run.get("mode") == "supervised"
+    return _merge(_SUPERVISED, tree) if supervised else dict(tree)
 
 
 def _with_default_components(tree: Mapping[str, Any]) -> dict[str, Any]:

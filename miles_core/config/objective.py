@@ -24,7 +24,7 @@ def objective_problems(found: Sequence[tuple[Slot, Registration]], loaded: Loade
                 key=f"objective.{name}",
                 message=f"has no effect: {nearest(name, named)}",
                 origin=loaded.origin(f"objective.{name}"),
-                hint="list it in objective.terms or objective.corrections, choose it as objective.algorithm, or remove it",
+                hint="list it in objective.terms or objective.corrections, choose it as algorithm, or remove it",
             )
     for name in sorted({n for n in section.terms if section.terms.count(n) > 1}):
         yield Problem(
@@ -46,6 +46,8 @@ def objective_problems(found: Sequence[tuple[Slot, Registration]], loaded: Loade
                 hint="the weight of the term in the loss, 1.0 by default",
             )
     yield from _critic_problems(found, loaded)
+    yield from _teacher_problems(found, loaded)
+    yield from _mode_problems(loaded)
 
 
 def _critic_problems(found: Sequence[tuple[Slot, Registration]], loaded: LoadedConfig) -> Iterator[Problem]:
@@ -64,12 +66,75 @@ def _critic_problems(found: Sequence[tuple[Slot, Registration]], loaded: LoadedC
     if trainers and not readers:
         yield Problem(
             key="objective.terms",
-            message=f"{', '.join(sorted(trainers))} trains a critic on returns, which {section.algorithm} does not give",
+            message=f"{_listed(trainers)} trains a critic on returns, which {section.algorithm} does not give",
             origin=loaded.origin("objective.terms"),
             value=list(section.terms),
             hint='set objective.algorithm = "ppo", or remove the term',
         )
 
 
+def _teacher_problems(found: Sequence[tuple[Slot, Registration]], loaded: LoadedConfig) -> Iterator[Problem]:
+    """A teacher and somebody who listens to it; at the temperature at which engines score given tokens."""
+    config = loaded.config
+    listeners = {r.name for slot, r in found if slot.key.startswith("objective.") and _wants(r, Needs.TEACHER)}
+    if listeners and config.teacher is None:
+        yield Problem(
+            key="teacher",
+            message=f"{_listed(listeners)} learns from a teacher, and there is none",
+            origin=loaded.origin("objective.terms"),
+            hint="add [teacher] path, the teacher's model",
+        )
+    if config.teacher is None:
+        return
+    if not listeners:
+        yield Problem(
+            key="teacher",
+            message="has no effect: no part of the objective learns from a teacher",
+            origin=loaded.origin("teacher"),
+            hint='add "distillation" to objective.terms, or remove [teacher]',
+        )
+    if config.sampling.temperature != 1.0:
+        yield Problem(
+            key="sampling.temperature",
+            message="must be 1.0 with a teacher: engines give log-probs of given tokens at temperature 1, and student "
+            "and teacher are compared at one temperature",
+            origin=loaded.origin("sampling.temperature"),
+            value=config.sampling.temperature,
+            hint="set it to 1.0",
+        )
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names))
+
+
 def _wants_values(registration: Registration) -> bool:
-    return Needs.VALUES in getattr(registration.component, "needs", Needs.NOTHING)
+    return _wants(registration, Needs.VALUES)
+
+
+def _wants(registration: Registration, need: Needs) -> bool:
+    return need in getattr(registration.component, "needs", Needs.NOTHING)
+
+
+def _mode_problems(loaded: LoadedConfig) -> Iterator[Problem]:
+    """What supervised runs do not have."""
+    config = loaded.config
+    if config.run.mode != "supervised":
+        return
+    if config.environment.use != "supervised":
+        yield Problem(
+            key="environment.use",
+            message="a supervised run takes its episodes from the data",
+            origin=loaded.origin("environment.use"),
+            value=config.environment.use,
+            hint='remove it, or set run.mode = "reinforcement"',
+        )
+    for index, dataset in enumerate(config.evaluation.datasets):
+        for key, unused in (("greedy", dataset.greedy), ("samples", dataset.samples != 1)):
+            if unused:
+                yield Problem(
+                    key=f"evaluation.datasets.{index}.{key}",
+                    message="a supervised run is measured by held-out loss: it samples nothing",
+                    origin=loaded.origin(f"evaluation.datasets.{index}.{key}"),
+                    hint="remove it",
+                )

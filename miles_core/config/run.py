@@ -20,6 +20,7 @@ from miles_core.config.sections import (
     ScheduleSection,
     Section,
     SessionsSection,
+    TeacherSection,
     TrackersSection,
     _listed,
     _named,
@@ -60,6 +61,9 @@ class RunConfig(Section):
 
     objective: ObjectiveSection = ObjectiveSection()
     """What is optimised."""
+
+    teacher: TeacherSection | None = None
+    """Teacher of a distillation."""
 
     engine: Named = Field(default=ComponentSection(use="embedded"), validate_default=True)
     """Inference engine."""

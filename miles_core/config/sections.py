@@ -23,6 +23,7 @@ __all__ = [
     "ScheduleSection",
     "Section",
     "SessionsSection",
+    "TeacherSection",
     "TrackersSection",
 ]
 
@@ -101,6 +102,10 @@ class RunSection(Section):
 
     steps: int = Field(ge=1)
     """Optimizer steps to take."""
+
+    mode: Literal["reinforcement", "supervised"] = "reinforcement"
+    """What the parts that the config does not choose are: `supervised` trains on the conversations of the data, starts
+    no engine, and evaluates by held-out loss."""
 
     seed: int = Field(default=0, ge=0)
     """Seed of everything random: data order, sampling, initialisation."""
@@ -244,6 +249,16 @@ class ObjectiveSection(BaseModel):
     def coefficient(self, name: str) -> Any:
         """Weight of the term `name` in the loss."""
         return (self.model_extra or {}).get(name, {}).get("coefficient", 1.0)
+
+
+class TeacherSection(Section):
+    """The model that a `distillation` term learns from: frozen, on engines of its own."""
+
+    path: str
+    """The teacher, as `[model] path`. Its tokenizer must be the student's."""
+
+    engine: Named = Field(default=ComponentSection(use="embedded"), validate_default=True)
+    """Inference engine that scores the student's tokens."""
 
 
 class RewardSection(ComponentSection):

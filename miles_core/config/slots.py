@@ -50,6 +50,15 @@ def slots(config: RunConfig) -> Iterator[Slot]:
     for section, hooks in SECTION_HOOKS.items():
         chosen = getattr(config, section)
         yield Slot(hooks=hooks, key=f"{section}.use", name=chosen.use, prefix=f"{section}.", settings=chosen.settings)
+    if config.teacher is not None:
+        engine = config.teacher.engine
+        yield Slot(
+            hooks=("miles_engines",),
+            key="teacher.engine",
+            name=engine.use,
+            prefix="teacher.engine.",
+            settings=engine.settings,
+        )
     matcher = config.sessions.matcher
     yield Slot(
         hooks=("miles_message_matchers",),

@@ -31,7 +31,11 @@ WeightStream = Iterable[tuple[str, "torch.Tensor"]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class BackendStart:
-    """What a run tells a backend when it starts."""
+    """What a run tells a backend when it starts.
+
+    `rendezvous` is the `host:port` of the store at which the `world_size` ranks meet; empty: where the environment says
+    (`torchrun`). `critic`: the objective asks for values (`Needs.VALUES`).
+    """
 
     model_directory: Path
     dtype: str
@@ -40,6 +44,8 @@ class BackendStart:
     total_steps: int
     rank: int = 0
     world_size: int = 1
+    rendezvous: str = ""
+    critic: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +61,15 @@ class StepReport:
 
 
 class TrainBackend(Component[ConfigT], abc.ABC):
-    """Owns the trained model, its optimizer and its random state."""
+    """Owns the trained model, its optimizer and its random state.
+
+    With several processes every one of them gets every call, with the same arguments, and rank 0 answers.
+    """
+
+    @property
+    def processes(self) -> int:
+        """Trainer processes that a run starts for this backend; read in the controller."""
+        return 1
 
     @abc.abstractmethod
     def start(self, start: BackendStart) -> None:

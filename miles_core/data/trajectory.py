@@ -53,6 +53,7 @@ class Trajectory:
     | `loss_mask` | bool [T] | true on sampled tokens that train |
     | `logprobs` | float32 [T] | rollout log-prob (natural, at the sampling temperature), 0 if not sampled |
     | `versions` | int32 [T] | policy version that sampled the token, `NOT_SAMPLED` elsewhere |
+    | `teacher_logprobs` | float32 [T], optional | a teacher's log-prob of each token, at the sampling temperature |
     | `routed_experts` | int16 or int32 [T−1, layers, k], optional | row i routed the position that predicts token i+1 |
 
     Raises `ValueError` when columns disagree: the law is that every masked-in token was sampled, and every
@@ -71,6 +72,7 @@ class Trajectory:
     routed_experts: NDArray[np.integer] | None = None
     reward: float | Mapping[str, float] | None = None
     status: Status = Status.COMPLETED
+    teacher_logprobs: NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
         for name, dtype in (
@@ -108,10 +110,23 @@ class Trajectory:
         if bool((self.logprobs[~sampled] != 0).any()):
             first = int(np.flatnonzero((self.logprobs != 0) & ~sampled)[0])
             raise ValueError(f"{self.trajectory_id}: token {first} was not sampled but has a log-prob")
+        self._check_teacher(length)
         self._check_routed_experts(length)
         for turn in self.turns:
             if not 0 <= turn.start <= turn.stop <= length:
                 raise ValueError(f"{self.trajectory_id}: turn {turn.start}..{turn.stop} outside {length} tokens")
+
+    def _check_teacher(self, length: int) -> None:
+        if self.teacher_logprobs is None:
+            return
+        column = np.array(self.teacher_logprobs, dtype=np.float32)
+        if column.shape != (length,) or not bool(np.isfinite(column).all()):
+            raise ValueError(
+                f"{self.trajectory_id}: teacher_logprobs has shape {column.shape} or is not finite, expected a finite "
+                f"number for each of {length} tokens"
+            )
+        column.setflags(write=False)
+        object.__setattr__(self, "teacher_logprobs", column)
 
     def _check_routed_experts(self, length: int) -> None:
         if self.routed_experts is None:

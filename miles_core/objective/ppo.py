@@ -60,8 +60,13 @@ class Ppo(AdvantageEstimator[PpoConfig]):
         flat = columns.rewards.new_zeros(len(mask)).double()
         flat[mask] = advantages[owner, slot]
         returns = (flat + columns.values.double()).where(mask, flat.new_zeros(()))
+        spread = returns[mask].var(correction=0) if bool(mask.any()) else flat.new_zeros(())
+        missed = flat[mask].var(correction=0) if bool(mask.any()) else flat.new_zeros(())
         return Advantages(
             advantages=(whiten(flat, mask) if self.config.whiten else flat).float(),
             returns=returns.float(),
-            metrics={"reward/mean": float(columns.rewards.mean()) if len(columns.rewards) else 0.0},
+            metrics={
+                "reward/mean": float(columns.rewards.mean()) if len(columns.rewards) else 0.0,
+                "critic/explained_variance": float(1 - missed / spread) if spread > 0 else 0.0,
+            },
         )

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from miles_core.config.run import RunConfig
+from miles_core.contracts.backends import TrainBackend
 from miles_core.contracts.engines import Engine, Sampling
 from miles_core.contracts.environments import AgentEnvironment, GenerateEnvironment
 from miles_core.contracts.families import ModelFamily, Tokenizer
@@ -18,7 +19,7 @@ from miles_core.contracts.trackers import Tracker
 from miles_core.contracts.transports import WeightTransport
 from miles_core.plugins import PluginManager
 
-__all__ = ["Components", "build_components", "greedy", "sampling_of", "stop_ids"]
+__all__ = ["Components", "build_components", "greedy", "sampling_of", "stop_ids", "trainer_processes"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,7 @@ class Components:
     reward: Reward[Any]
     filters: tuple[tuple[str, GroupFilter[Any]], ...]
     engine: Engine[Any]
+    teacher: Engine[Any] | None
     transport: WeightTransport[Any]
     launcher: Launcher[Any]
     trackers: tuple[Tracker[Any], ...]
@@ -51,6 +53,11 @@ def build_components(config: RunConfig, plugins: PluginManager) -> Components:
             for name in config.filters.use
         ),
         engine=create("miles_engines", config.engine.use, config.engine.settings, Engine),
+        teacher=(
+            create("miles_engines", config.teacher.engine.use, config.teacher.engine.settings, Engine)
+            if config.teacher is not None
+            else None
+        ),
         transport=create(
             "miles_weight_transports",
             config.transport.use,
@@ -82,6 +89,11 @@ def _environment(config: RunConfig, plugins: PluginManager) -> GenerateEnvironme
         leaves=sessions.leaves,
         max_nodes=sessions.max_nodes,
     )
+
+
+def trainer_processes(config: RunConfig, plugins: PluginManager) -> int:
+    """How many processes the configured backend runs in."""
+    return plugins.create("miles_train_backends", config.backend.use, config.backend.settings, TrainBackend).processes
 
 
 def stop_ids(parts: Components, tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -45,7 +45,7 @@ async def _export(directory: RunDirectory, checkpoint: Path, out: Path) -> None:
     plugins = PluginManager.discover(enable=config.plugins.enable)
     launcher = build_components(config, plugins).launcher
     with tempfile.TemporaryDirectory() as scratch:
-        trainer = await TrainerClient.launch(launcher, log=Path(scratch) / "trainer.log", threads=0)
+        trainer = await TrainerClient.launch(launcher, log=Path(scratch) / "trainer.log")
         try:
             start = BackendStart(
                 model_directory=resolve_model(config.model.path).directory,

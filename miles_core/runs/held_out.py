@@ -53,6 +53,13 @@ def measure(loaded: LoadedConfig, plugins: PluginManager, model: str | None) -> 
             hint="add a [[evaluation.datasets]] table with name, use and the source's keys",
         )
         raise ConfigError([problem])
+    if loaded.config.run.mode == "supervised":
+        problem = Problem(
+            key="run.mode",
+            message="a supervised run has no engine to sample with: its held-out loss is measured while it trains",
+            hint="measure its exported model with a config that says how to sample and score",
+        )
+        raise ConfigError([problem])
     return asyncio.run(_measure(loaded.config, build_components(loaded.config, plugins), model))
 
 

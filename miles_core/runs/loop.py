@@ -21,12 +21,13 @@ from miles_core.contracts.engines import EngineStart
 from miles_core.contracts.events import CheckpointSaved, EvaluationPoint, RunInfo
 from miles_core.contracts.families import Tokenizer
 from miles_core.contracts.transports import WeightReceiver
-from miles_core.data.group import Batch, Group, Prompt
+from miles_core.data.group import Batch, Episode, Group, Prompt
 from miles_core.data.parquet import write_rollouts
-from miles_core.data.tokenizer import load_tokenizer
+from miles_core.data.tokenizer import FileTokenizer, load_tokenizer
 from miles_core.engines.pool import EnginePool
 from miles_core.errors import RunDirectoryError
-from miles_core.evaluation.evaluate import evaluate
+from miles_core.evaluation.evaluate import EvaluationSet, evaluate
+from miles_core.evaluation.likelihood import held_out_loss
 from miles_core.models.reference import resolve_model
 from miles_core.plugins import PluginManager
 from miles_core.rollout.admission import EngineHold
@@ -36,11 +37,12 @@ from miles_core.rollout.order import PromptOrder
 from miles_core.rollout.producer import Producer
 from miles_core.rollout.scheduler import SchedulePolicy, Scheduler
 from miles_core.runs.atomic import atomic_directory, write_atomic
-from miles_core.runs.components import Components, build_components, sampling_of, stop_ids
+from miles_core.runs.components import Components, build_components, sampling_of, stop_ids, trainer_processes
 from miles_core.runs.directory import RunDirectory
 from miles_core.runs.held_out import evaluation_sets
 from miles_core.runs.metrics import MetricsStore
 from miles_core.runs.recording import Recorder, batch_metrics
+from miles_core.runs.teacher import Teacher
 from miles_core.runs.trainer import TrainerClient
 from miles_core.runs.wire import WireRecord
 from miles_core.sync.transaction import publish
@@ -90,6 +92,7 @@ class Run:
         self.last: dict[str, float] = {}
         self.producer: Producer | None = None
         self.recorder: Recorder | None = None
+        self._teacher: Teacher | None = None
         self._engine_busy = 0.0
 
     async def run(self) -> RunResult:
@@ -148,6 +151,7 @@ class Run:
             urls, *_ = await asyncio.gather(
                 parts.engine.start(parts.launcher, engine_start),
                 self._start_trainer(model.directory),
+                self._start_teacher(tokenizer),
                 parts.reward.setup(),
                 asyncio.to_thread(parts.source.prompt, 0),  # a source may have much to import: not in the first step
             )
@@ -163,10 +167,19 @@ class Run:
         self._sets = evaluation_sets(config, parts, self._sampling)
         self._record.emit("miles_run_started")
 
+    async def _start_teacher(self, tokenizer: FileTokenizer) -> None:
+        section, engine = self.config.teacher, self.components.teacher
+        if section is not None and engine is not None:
+            self._teacher = Teacher(section, engine)
+            place = self.directory.path / "teacher"
+            await self._teacher.start(self.components.launcher, place, dtype=self.config.model.dtype, student=tokenizer)
+
     async def _start_trainer(self, model_directory: Path) -> None:
         config = self.config
         self._trainer = await TrainerClient.launch(
-            self.components.launcher, log=self.directory.log_file("trainer"), threads=0
+            self.components.launcher,
+            log=self.directory.log_file("trainer"),
+            processes=trainer_processes(config, self.plugins),
         )
         start = BackendStart(
             model_directory=model_directory,
@@ -242,6 +255,8 @@ class Run:
             steps.append(self._pool.close)
         if hasattr(self, "_trainer"):
             steps.append(self._trainer.close)
+        if self._teacher is not None:
+            steps.append(self._teacher.close)
         steps += [self.components.engine.stop, self.components.reward.close, self.components.launcher.close]
         failures = []
         for stop in steps:
@@ -281,6 +296,9 @@ class Run:
             )
         self._wire.flush()
         self._record.emit("miles_before_train_step", batch=changed)
+        if self._teacher is not None:
+            with self._record.span("rollout", "teacher", number):
+                changed = await self._teacher.annotate(changed)
         with self._record.span("trainer", "train", number):
             report, _ = await _both(self._trainer.train_step(changed), self._while_training(changed))
         self._ledger.move([g.group_id for g in changed.groups], "trained", step=self.step, version=number)
@@ -319,6 +337,9 @@ class Run:
         self.last = {"reward": rollout["reward/mean"], "loss": report.loss, "grad_norm": report.grad_norm}
 
     async def _publish(self, version: int) -> None:
+        """Make the engines serve the trainer's weights as `version`; without engines there is nobody to tell."""
+        if not self._pool.urls:
+            return
         published = await self._trainer.publish(version)
         done = await publish(
             published,
@@ -346,18 +367,9 @@ class Run:
         try:
             for dataset in self._sets:
                 with self._record.span("rollout", "evaluate", self.step):
-                    point, episodes = await evaluate(
-                        dataset,
-                        self.components.environment,
-                        self._hold,
-                        self._score,
-                        version=self.step,
-                        seed=self.config.run.seed,
-                        timeout=self.config.schedule.episode_timeout,
-                        reward_key=self.config.reward.reward_key,
-                    )
+                    point, episodes = await self._measure(dataset)
                 write_rollouts(
-                    self.directory.evaluation_file(dataset.name, dataset.mode, self.step),
+                    self.directory.evaluation_file(dataset.name, point.mode, self.step),
                     [t for e in episodes for t in e.trajectories],
                     step=self.step,
                     policy_version=self.step,
@@ -366,6 +378,28 @@ class Run:
                 self._record.point(point)
         finally:
             await self.producer.release()
+
+    async def _measure(self, dataset: EvaluationSet) -> tuple[EvaluationPoint, list[Episode]]:
+        timeout = self.config.schedule.episode_timeout
+        if self.config.run.mode == "supervised":
+            return await held_out_loss(
+                dataset,
+                self.components.environment,
+                self._hold,
+                self._trainer.logprobs,
+                version=self.step,
+                timeout=timeout,
+            )
+        return await evaluate(
+            dataset,
+            self.components.environment,
+            self._hold,
+            self._score,
+            version=self.step,
+            seed=self.config.run.seed,
+            timeout=timeout,
+            reward_key=self.config.reward.reward_key,
+        )
 
     async def _save_checkpoint(self) -> None:
         path = self.directory.checkpoint(self.step)

@@ -40,8 +40,15 @@ def batch_columns(batch: Batch, *, reward_key: str | None = None) -> BatchColumn
         rollout_logprobs=_joined([t.logprobs for t in trajectories], np.float32),
         versions=_joined([t.versions for t in trajectories], np.int32),
         policy_version=batch.policy_version,
+        teacher_logprobs=_teacher(trajectories),
         trajectory_ids=tuple(t.trajectory_id for t in trajectories),
     )
+
+
+def _teacher(trajectories: list[Trajectory]) -> torch.Tensor | None:
+    """The teacher's column, where every trajectory has one."""
+    columns = [t.teacher_logprobs for t in trajectories if t.teacher_logprobs is not None]
+    return _joined(columns, np.float32) if columns and len(columns) == len(trajectories) else None
 
 
 def _joined(parts: list[np.ndarray], dtype: type[np.generic]) -> torch.Tensor:

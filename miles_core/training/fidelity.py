@@ -12,10 +12,11 @@ __all__ = ["fidelity_metrics"]
 def fidelity_metrics(columns: BatchColumns, trainer_logprobs: torch.Tensor) -> dict[str, float]:
     """Over the trainable tokens: |Δ log-prob| mean and maximum, share of ratios outside [0, 2], KL(rollout ‖ trainer).
 
-    `trainer_logprobs` float32 [N] are those of the weights before the step. Empty when nothing trains.
+    `trainer_logprobs` float32 [N] are those of the weights before the step. Empty when nothing trains, and when
+    no policy sampled what trains (its log-probs are all 0, as those of supervised data).
     """
     mask = columns.loss_mask
-    if not bool(mask.any()):
+    if not bool(columns.rollout_logprobs[mask].any()):
         return {}
     difference = (trainer_logprobs - columns.rollout_logprobs)[mask].double()
     ratio = difference.exp()

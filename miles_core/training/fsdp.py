@@ -1,4 +1,4 @@
-"""The `fsdp` backend. One process; the component loads torch when it starts."""
+"""The `fsdp` backend: one process, or several that share the model. The component loads torch when it starts."""
 
 from __future__ import annotations
 
@@ -31,13 +31,17 @@ class FsdpBackend(TrainBackend[FsdpConfig]):
         self._trainer: Trainer | None = None
 
     @property
+    def processes(self) -> int:
+        return self.config.nproc
+
+    @property
     def trainer(self) -> Trainer:
         assert self._trainer is not None, "start() comes first"
         return self._trainer
 
     def start(self, start: BackendStart) -> None:
-        if start.world_size != 1:
-            raise ValueError(f"backend 'fsdp' runs in one process, but world_size is {start.world_size}")
+        if not 0 <= start.rank < start.world_size:
+            raise ValueError(f"rank is {start.rank}, expected 0 to world_size - 1 = {start.world_size - 1}")
         from miles_core.training.trainer import Trainer
 
         self._trainer = Trainer(self.config, start)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 from torch.func import functional_call
@@ -12,41 +14,66 @@ from transformers import AutoModelForCausalLM
 
 from miles_core.errors import ModelError
 from miles_core.training.attention import PACKED_ATTENTION, Packing
-from miles_core.training.layout import Layout
+from miles_core.training.layout import Layout, lay_out
 from miles_core.training.logprobs import token_logprobs
 
-__all__ = ["Scorer", "load_scorer"]
+__all__ = ["Scored", "Scorer", "load_scorer"]
 
 # Config keys that change the logits after the output projection; `token_logprobs` computes none of them.
 _LOGIT_CHANGES = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
 
-class Scorer(nn.Module):
-    """Wraps a transformers model in float32 master weights; computes in `compute_dtype`."""
+class Scored(NamedTuple):
+    """Of every token of a layout, float32 [n], 0 where not wanted; what was not asked for is None."""
 
-    def __init__(self, model: Any, *, temperature: float, compute_dtype: torch.dtype) -> None:
+    logprobs: torch.Tensor
+    entropy: torch.Tensor | None = None
+    values: torch.Tensor | None = None
+
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Scored:
+        """The same change of every column that is there."""
+        entropy, values = (None if column is None else change(column) for column in (self.entropy, self.values))
+        return Scored(change(self.logprobs), entropy, values)
+
+
+class Scorer(nn.Module):
+    """Wraps a transformers model in float32 master weights; computes in `compute_dtype`.
+
+    `critic` is a linear head that reads the value of a state from the model's last hidden state. No gradient flows from
+    it into the model: the value loss cannot move the policy, and one forward pass gives both.
+    """
+
+    def __init__(self, model: Any, *, temperature: float, compute_dtype: torch.dtype, critic: bool = False) -> None:
         super().__init__()
         self.model = model
         self.temperature = temperature
         self.compute_dtype = compute_dtype
+        self.sharded = False
+        self.critic: nn.Linear | None = None
+        if critic:
+            self.critic = nn.Linear(model.config.get_text_config().hidden_size, 1)
+            nn.init.zeros_(self.critic.weight)
+            nn.init.zeros_(self.critic.bias)
 
-    def score(self, layout: Layout, *, entropy: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Log-probs float32 [n] of the layout's tokens (0 where not wanted), entropy likewise when asked for."""
-        if self.compute_dtype == torch.float32:
-            result: tuple[torch.Tensor, torch.Tensor | None] = self(layout, entropy)
+    def score(self, layout: Layout, *, entropy: bool = False, values: bool = False) -> Scored:
+        """Score a micro-batch. One without trajectories is computed on a stand-in, of which nothing counts: a rank
+        with nothing to do takes part in every collective, in the backward pass too."""
+        if not len(layout.trajectories):
+            return self._score(_stand_in(), entropy, values).map(lambda column: column[:0])
+        return self._score(layout, entropy, values)
+
+    def _score(self, layout: Layout, entropy: bool, values: bool) -> Scored:
+        if self.compute_dtype == torch.float32 or self.sharded:  # shards are cast when they are gathered
+            result: Scored = self(layout, entropy, values)
             return result
         # Gradients pass the cast, so micro-batches add up in the float32 masters.
         low = {name: p.to(self.compute_dtype) for name, p in self.named_parameters()}
-        result = functional_call(self, low, (layout, entropy))
+        result = functional_call(self, low, (layout, entropy, values))
         return result
 
-    def forward(self, layout: Layout, entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def forward(self, layout: Layout, entropy: bool, values: bool) -> Scored:
         head = self.model.get_output_embeddings()
         device = head.weight.device
-        tokens = int(layout.offsets[-1])
-        if len(layout.input_ids) == 0:
-            empty = torch.zeros(tokens, device=device)
-            return empty, (torch.zeros(tokens, device=device) if entropy else None)
         packing = Packing(layout.spans, device)
         output = self.model.base_model(
             input_ids=torch.from_numpy(layout.input_ids).to(device)[None],
@@ -60,21 +87,39 @@ class Scorer(nn.Module):
                 f"{type(self.model).__name__}: {packing.calls} of {layers} layers attend through transformers' "
                 "attention interface; the others would mix the trajectories of a pack"
             )
+        hidden = output.last_hidden_state[0]
+        rows = torch.from_numpy(layout.row_of).to(device)
         logprobs, entropies = token_logprobs(
-            output.last_hidden_state[0],
+            hidden,
             head.weight,
-            torch.from_numpy(layout.row_of).to(device),
+            rows,
             torch.from_numpy(layout.targets).to(device),
             temperature=self.temperature,
             bias=head.bias,
             entropy=entropy,
         )
         index = torch.from_numpy(layout.token_index).to(device)
-        full = torch.zeros(tokens, device=device)
-        return full.index_copy(0, index, logprobs), None if entropies is None else full.index_copy(0, index, entropies)
+        full = torch.zeros(int(layout.offsets[-1]), device=device)
+        states = None
+        if values:
+            assert self.critic is not None, "values of a model without critic"
+            states = self.critic(hidden.detach().index_select(0, rows))[:, 0].float()
+        return Scored(logprobs, entropies, states).map(lambda column: full.index_copy(0, index, column))
 
 
-def load_scorer(directory: Path, *, dtype: str, temperature: float, activation_checkpointing: bool = False) -> Scorer:
+def _stand_in() -> Layout:
+    ids = np.zeros(2, dtype=np.int32)
+    return lay_out([0], [ids], [1], [np.array([False, True])])
+
+
+def load_scorer(
+    directory: Path,
+    *,
+    dtype: str,
+    temperature: float,
+    activation_checkpointing: bool = False,
+    critic: bool = False,
+) -> Scorer:
     """Load a model directory for training. `dtype` is the compute dtype, float32 or bfloat16; masters are float32.
 
     Raises `ModelError` when the model computes something that packed scoring does not.
@@ -99,4 +144,4 @@ def load_scorer(directory: Path, *, dtype: str, temperature: float, activation_c
         enable = model.activation_checkpointing_enable if new else model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
     model.train()
-    return Scorer(model, temperature=temperature, compute_dtype=getattr(torch, dtype))
+    return Scorer(model, temperature=temperature, compute_dtype=getattr(torch, dtype), critic=critic)

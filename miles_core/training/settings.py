@@ -7,11 +7,29 @@ from pydantic import Field
 from miles_core.contracts.component import ComponentConfig
 from miles_core.training.schedule import Schedule
 
-__all__ = ["FsdpConfig"]
+__all__ = ["FsdpConfig", "LoraConfig"]
+
+
+class LoraConfig(ComponentConfig):
+    """`[backend.lora]`: train low-rank adapters and nothing else."""
+
+    rank: int = Field(default=16, ge=1)
+    """Rank of each adapter."""
+
+    alpha: int = Field(default=32, ge=1)
+    """An adapter's output is scaled by alpha / rank."""
+
+    targets: tuple[str, ...] = Field(
+        default=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), min_length=1
+    )
+    """Names of the linear layers that get one."""
 
 
 class FsdpConfig(ComponentConfig):
     """AdamW (arXiv 1711.05101), clipping, schedule and memory of the `fsdp` backend."""
+
+    nproc: int = Field(default=1, ge=1)
+    """Trainer processes: FSDP2 shards weights, gradients and optimizer state over them."""
 
     learning_rate: float = Field(default=1e-6, gt=0)
     """Peak learning rate."""
@@ -48,3 +66,12 @@ class FsdpConfig(ComponentConfig):
 
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
+
+    lora: LoraConfig | None = None
+    """Train LoRA adapters instead of the weights (needs `peft`)."""
+
+    critic_learning_rate: float = Field(default=1e-3, gt=0)
+    """Learning rate of the value head, where the algorithm has one (`ppo`)."""
+
+    critic_warmup_steps: int = Field(default=0, ge=0)
+    """First steps that move the value head alone."""

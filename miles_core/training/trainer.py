@@ -17,13 +17,19 @@ from miles_core.contracts.objective import BatchColumns, Needs, Objective, Prepa
 from miles_core.data.group import Batch
 from miles_core.data.trajectory import Trajectory
 from miles_core.errors import NumericsError
+from miles_core.training.checkpoint import load_state, save_state
 from miles_core.training.columns import batch_columns, training_trajectories
 from miles_core.training.fidelity import fidelity_metrics
 from miles_core.training.layout import Layout, lay_out
+from miles_core.training.lora import add_adapters, save_adapter
+from miles_core.training.optimizer import adamw, clip, gradients_of
 from miles_core.training.packing import clusters_of, plan, rows_needed
+from miles_core.training.ranks import Ranks
 from miles_core.training.schedule import learning_rate
-from miles_core.training.scorer import Scorer, load_scorer
+from miles_core.training.scorer import Scored, Scorer, load_scorer
 from miles_core.training.settings import FsdpConfig
+from miles_core.training.sharding import shard
+from miles_core.training.weights import named_weights, save_pretrained
 
 __all__ = ["Trainer"]
 
@@ -31,31 +37,33 @@ Masks = Sequence[NDArray[np.bool_]]
 
 
 class Trainer:
-    """Deterministic: the same weights, optimizer state and batch give the same bits, also in a new process."""
+    """Deterministic: the same weights, optimizer state and batch give the same bits, also in a new process.
+
+    With several ranks, each computes its share of a batch and holds a shard of every parameter. All of them know the
+    columns of the whole batch, so advantages, normalisers and what is refused are the same everywhere.
+    """
 
     def __init__(self, config: FsdpConfig, start: BackendStart) -> None:
         torch.manual_seed(start.seed)
         self.config = config
         self.start = start
         self.step = 0
+        self.ranks = Ranks.join(start)
         self.scorer = load_scorer(
             start.model_directory,
             dtype=start.dtype,
             temperature=start.temperature,
             activation_checkpointing=config.activation_checkpointing,
+            critic=start.critic,
         )
+        if config.lora is not None:
+            add_adapters(self.scorer.model, config.lora)
+        shard(self.scorer, self.ranks)
         self._reference: Scorer | None = None
-        parameters = list(self.scorer.parameters())
-        self.optimizer = torch.optim.AdamW(
-            [
-                {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
-                {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-            ],
-            lr=config.learning_rate,
-            betas=(config.beta1, config.beta2),
-            eps=config.epsilon,
-            fused=True,
-        )
+        self.policy = [p for p in self.scorer.model.parameters() if p.requires_grad]
+        self.critic = [] if self.scorer.critic is None else list(self.scorer.critic.parameters())
+        self.optimizer = adamw(self.policy, config, config.learning_rate)
+        self.critic_optimizer = adamw(self.critic, config, config.critic_learning_rate) if self.critic else None
 
     @property
     def reference(self) -> Scorer:
@@ -64,32 +72,30 @@ class Trainer:
             self._reference = load_scorer(
                 self.start.model_directory, dtype=self.start.dtype, temperature=self.start.temperature
             ).requires_grad_(False)
+            shard(self._reference, self.ranks)
         return self._reference
 
     def micro_batches(self, trajectories: Sequence[Trajectory], wanted: Masks) -> Iterator[Layout]:
-        """Layouts that together hold every trajectory of which a token is wanted, once."""
+        """This rank's layouts: over all ranks they hold every trajectory of which a token is wanted, once. Every rank
+        has the same number of them, some possibly empty."""
         tokens = [t.token_ids for t in trajectories]
         rows = [rows_needed(mask) for mask in wanted]
         groups = [t.group_id for t in trajectories]
         budget, share = self.config.max_tokens_per_microbatch, self.config.share_prefix
-        (own,) = plan(clusters_of(tokens, rows, groups, budget=budget, share=share), budget=budget)
-        for clusters in own:
-            members = [i for cluster in clusters for i in cluster.members]
+        if self.ranks.size > 1:  # at least one micro-batch a rank, of about equal size, where there is enough to do
+            budget = max(1, min(budget, -(-sum(rows) // self.ranks.size)))
+        clusters = clusters_of(tokens, rows, groups, budget=budget, share=share)
+        for own in plan(clusters, budget=budget, ranks=self.ranks.size)[self.ranks.rank]:
+            members = [i for cluster in own for i in cluster.members]
             yield lay_out(members, tokens, rows, wanted, share=share)
 
     def logprobs(
         self, trajectories: Sequence[Trajectory], wanted: Masks, scorer: Scorer | None = None
     ) -> list[NDArray[np.float32]]:
         """Log-probs of the wanted tokens, float32 [T] a trajectory, 0 elsewhere."""
-        result = [np.zeros(len(t), dtype=np.float32) for t in trajectories]
-        with torch.no_grad():
-            for layout in self.micro_batches(trajectories, wanted):
-                flat = (scorer or self.scorer).score(layout)[0].cpu().numpy()
-                for index, start, stop in zip(
-                    layout.trajectories, layout.offsets[:-1], layout.offsets[1:], strict=True
-                ):
-                    result[index] = flat[start:stop]
-        return result
+        flat = self._scored(trajectories, wanted, scorer or self.scorer).logprobs.numpy()
+        ends = np.cumsum([len(t) for t in trajectories])
+        return np.split(flat, ends[:-1]) if len(trajectories) else []
 
     def train_step(self, batch: Batch, objective: Objective) -> StepReport:
         """One optimizer step. See `TrainBackend.train_step`."""
@@ -100,87 +106,114 @@ class Trainer:
             columns = self._columns(batch, trajectories, masks, objective.needs)
             prepared = objective.prepare(columns)
         with _timed(seconds, "forward_backward"):
-            loss, metrics, logprobs = self._accumulate(
-                trajectories, masks, prepared, objective.needs, len(columns.loss_mask)
-            )
-        rate = learning_rate(
-            self.step,
-            peak=self.config.learning_rate,
-            schedule=self.config.schedule,
-            warmup_steps=self.config.warmup_steps,
-            total_steps=self.start.total_steps,
-            final_fraction=self.config.final_fraction,
-        )
+            loss, metrics, logprobs = self._accumulate(trajectories, masks, prepared, objective.needs)
         with _timed(seconds, "optimizer"):
-            norm = float(torch.nn.utils.get_total_norm(p.grad for p in self.scorer.parameters() if p.grad is not None))
-            if not np.isfinite(norm):
-                self._refuse_gradient(trajectories, masks, prepared, objective.needs, norm)
-            if norm > self.config.max_grad_norm:
-                scale = self.config.max_grad_norm / norm
-                torch._foreach_mul_([p.grad for p in self.scorer.parameters() if p.grad is not None], scale)
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
-        self.step += 1
+            norm = clip(self.policy, self.config.max_grad_norm, self.ranks)
+            critic_norm = clip(self.critic, self.config.max_grad_norm, self.ranks)
+            if not np.isfinite(norm + critic_norm):
+                self._refuse_gradient(trajectories, masks, prepared, objective.needs, norm + critic_norm)
+            rate = self._move()
         return StepReport(
             step=self.step,
             loss=loss,
             grad_norm=norm,
             learning_rate=rate,
-            metrics={**prepared.metrics, **metrics, **fidelity_metrics(columns, logprobs)},
+            metrics={
+                **prepared.metrics,
+                **metrics,
+                **({"critic/grad_norm": critic_norm} if self.critic else {}),
+                **fidelity_metrics(columns, logprobs),
+            },
             seconds=seconds,
         )
 
+    def _move(self) -> float:
+        """Let the optimizers move; the policy's learning rate."""
+        config = self.config
+        rate = learning_rate(
+            self.step,
+            peak=config.learning_rate,
+            schedule=config.schedule,
+            warmup_steps=config.warmup_steps,
+            total_steps=self.start.total_steps,
+            final_fraction=config.final_fraction,
+        )
+        if self.critic_optimizer is not None:
+            self.critic_optimizer.step()
+        if self.critic_optimizer is None or self.step >= config.critic_warmup_steps:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            self.optimizer.step()
+        self._forget_gradients()
+        self.step += 1
+        return rate
+
     def _columns(self, batch: Batch, trajectories: Sequence[Trajectory], masks: Masks, needs: Needs) -> BatchColumns:
         """The batch's columns, with those that need a forward pass of their own."""
-        for need in (Needs.TEACHER, Needs.VALUES):
-            if need in needs:
-                raise ValueError(f"the fsdp backend does not provide {need.name}, which the objective asks for")
+        if Needs.VALUES in needs and not self.critic:
+            raise ValueError("the objective asks for values, but the backend was started without a critic")
         columns = batch_columns(batch)
-        if Needs.TRAINER_LOGPROBS in needs:
-            columns = dataclasses.replace(columns, old_logprobs=_flat(self.logprobs(trajectories, masks)))
+        if Needs.TEACHER in needs and columns.teacher_logprobs is None:
+            raise ValueError("the objective asks for a teacher's log-probs, but the batch has none")
+        if Needs.TRAINER_LOGPROBS in needs or Needs.VALUES in needs:
+            scored = self._scored(trajectories, masks, self.scorer, values=Needs.VALUES in needs)
+            old = scored.logprobs if Needs.TRAINER_LOGPROBS in needs else None
+            columns = dataclasses.replace(columns, old_logprobs=old, values=scored.values)
         if Needs.REFERENCE in needs:
-            reference = self.logprobs(trajectories, masks, self.reference)
-            columns = dataclasses.replace(columns, reference_logprobs=_flat(reference))
+            reference = self._scored(trajectories, masks, self.reference).logprobs
+            columns = dataclasses.replace(columns, reference_logprobs=reference)
         return columns
 
+    def _scored(
+        self, trajectories: Sequence[Trajectory], wanted: Masks, scorer: Scorer, *, values: bool = False
+    ) -> Scored:
+        """Flat columns over all tokens of the trajectories, on every rank; without gradients."""
+        starts = _starts(trajectories)
+        columns = torch.zeros(2 if values else 1, starts[-1])
+        with torch.no_grad():
+            for layout in self.micro_batches(trajectories, wanted):
+                scored = scorer.score(layout, values=values)
+                _place(columns[0], scored.logprobs, layout, starts)
+                if scored.values is not None:
+                    _place(columns[1], scored.values, layout, starts)
+        self.ranks.sum(columns)
+        return Scored(columns[0], None, columns[1] if values else None)
+
     def _accumulate(
-        self,
-        trajectories: Sequence[Trajectory],
-        masks: Masks,
-        prepared: PreparedObjective,
-        needs: Needs,
-        tokens: int,
+        self, trajectories: Sequence[Trajectory], masks: Masks, prepared: PreparedObjective, needs: Needs
     ) -> tuple[float, dict[str, float], torch.Tensor]:
         """Gradients of all micro-batches; the loss, the metrics' sums, and the log-probs [N] of the batch."""
-        starts = np.cumsum([0, *(len(t) for t in trajectories)])
-        logprobs = torch.zeros(tokens)
-        total = 0.0
-        metrics: dict[str, float] = {}
-        try:
-            for layout in self.micro_batches(trajectories, masks):
+        starts = _starts(trajectories)
+        logprobs = torch.zeros(starts[-1])
+        totals = {"": 0.0}
+        for layout in self.micro_batches(trajectories, masks):
+            loss, failure = None, None
+            try:
                 loss, sums, scored = self._loss(layout, prepared, needs)
-                torch.autograd.backward(loss)
-                total += float(loss.detach())
-                for name, value in sums.items():
-                    metrics[name] = metrics.get(name, 0.0) + float(value)
-                for index, start, stop in zip(
-                    layout.trajectories, layout.offsets[:-1], layout.offsets[1:], strict=True
-                ):
-                    logprobs[starts[index] : starts[index + 1]] = scored[start:stop]
-        except NumericsError:
-            self.optimizer.zero_grad(set_to_none=True)
-            raise
-        return total, metrics, logprobs
+            except NumericsError as error:
+                failure = error
+            try:
+                self.ranks.raise_together(failure)
+            except NumericsError:
+                self._forget_gradients()
+                raise
+            assert loss is not None
+            torch.autograd.backward(loss)
+            totals[""] += float(loss.detach())
+            for name, value in sums.items():
+                totals[name] = totals.get(name, 0.0) + float(value)
+            _place(logprobs, scored, layout, starts)
+        metrics = self.ranks.sums(totals)
+        return metrics.pop(""), metrics, self.ranks.sum(logprobs)
 
     def _loss(
         self, layout: Layout, prepared: PreparedObjective, needs: Needs
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor]:
-        logprobs, entropy = self.scorer.score(layout, entropy=Needs.ENTROPY in needs)
-        extra = {} if entropy is None else {"entropy": entropy}
-        loss, sums = prepared.loss(torch.from_numpy(layout.trajectories), logprobs, extra)
-        return loss, dict(sums), logprobs.detach()
+        scored = self.scorer.score(layout, entropy=Needs.ENTROPY in needs, values=Needs.VALUES in needs)
+        named = {"entropy": scored.entropy, "values": scored.values}
+        extra = {name: column for name, column in named.items() if column is not None}
+        loss, sums = prepared.loss(torch.from_numpy(layout.trajectories), scored.logprobs, extra)
+        return loss, dict(sums), scored.logprobs.detach()
 
     def _refuse_gradient(
         self, trajectories: Sequence[Trajectory], masks: Masks, prepared: PreparedObjective, needs: Needs, norm: float
@@ -188,55 +221,49 @@ class Trainer:
         """Find the trajectories whose gradient is not finite, one micro-batch at a time, and raise."""
         guilty: list[str] = []
         for layout in self.micro_batches(trajectories, masks):
-            self.optimizer.zero_grad(set_to_none=True)
+            self._forget_gradients()
             torch.autograd.backward(self._loss(layout, prepared, needs)[0])
-            if not all(bool(p.grad.isfinite().all()) for p in self.scorer.parameters() if p.grad is not None):
-                guilty += [trajectories[i].trajectory_id for i in layout.trajectories]
-        self.optimizer.zero_grad(set_to_none=True)
+            finite = all(bool(g.isfinite().all()) for g in gradients_of([*self.policy, *self.critic]))
+            if self.ranks.any(not finite):
+                own = [trajectories[i].trajectory_id for i in layout.trajectories]
+                guilty += [name for names in self.ranks.gather(own) for name in names]
+        self._forget_gradients()
         where = ", ".join(guilty[:8]) or "only the sum over micro-batches"
         more = f" and {len(guilty) - 8} more" if len(guilty) > 8 else ""
         raise NumericsError(f"gradient norm is {norm} in the micro-batch of {where}{more}; the optimizer has not moved")
 
+    def _forget_gradients(self) -> None:
+        self.scorer.zero_grad(set_to_none=True)
+
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(checkpoint name, float32 tensor), detached, not copied; a tied weight once, under its first name."""
-        seen: set[int] = set()
-        for name, tensor in self.scorer.model.state_dict().items():
-            if tensor.data_ptr() not in seen:
-                seen.add(tensor.data_ptr())
-                yield name, tensor
+        """See `miles_core.training.weights.named_weights`."""
+        return named_weights(self.scorer)
 
     def save(self, directory: Path) -> None:
-        """Weights, optimizer, step and random state in one file, `trainer.pt`."""
-        directory.mkdir(parents=True, exist_ok=True)
-        torch.save(
-            {
-                "weights": dict(self.named_weights()),
-                "optimizer": self.optimizer.state_dict(),
-                "step": self.step,
-                "rng": torch.get_rng_state(),
-            },
-            directory / "trainer.pt",
-        )
+        """See `miles_core.training.checkpoint.save_state`."""
+        save_state(directory, self.scorer, self._optimizers, step=self.step)
 
     def load(self, directory: Path) -> None:
         """Continue exactly where `save` stopped."""
-        state = torch.load(directory / "trainer.pt", map_location="cpu", weights_only=True)
-        own = dict(self.named_weights())
-        if own.keys() != state["weights"].keys():
-            different = sorted(own.keys() ^ state["weights"].keys())
-            raise ValueError(f"checkpoint {directory} is of another model: weights {different[:4]} do not match")
-        for name, tensor in own.items():
-            tensor.copy_(state["weights"][name])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.step = state["step"]
-        torch.set_rng_state(state["rng"])
+        self.step = load_state(directory, self.scorer, self._optimizers)
+
+    @property
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        return [self.optimizer, *([] if self.critic_optimizer is None else [self.critic_optimizer])]
 
     def export(self, directory: Path) -> None:
-        """A Hugging Face directory with the tokenizer of the model that the run started from."""
+        """A Hugging Face directory with the tokenizer of the model that the run started from. Adapters are merged, and
+        stand by themselves, in peft's format, under `adapter`."""
         from transformers import AutoTokenizer
 
-        self.scorer.model.save_pretrained(directory)
-        AutoTokenizer.from_pretrained(self.start.model_directory, local_files_only=True).save_pretrained(directory)
+        weights = dict(self.named_weights())
+        writes = self.ranks.rank == 0
+        if writes:
+            save_pretrained(self.scorer.model, weights, directory)
+            AutoTokenizer.from_pretrained(self.start.model_directory, local_files_only=True).save_pretrained(directory)
+        if self.config.lora is not None:
+            base = str(self.start.model_directory)
+            save_adapter(self.scorer.model, self.config.lora, directory / "adapter", base=base, write=writes)
 
 
 @contextmanager
@@ -246,5 +273,12 @@ def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
     seconds[phase] = time.perf_counter() - begin
 
 
-def _flat(columns: list[NDArray[np.float32]]) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate(columns)) if columns else torch.zeros(0)
+def _starts(trajectories: Sequence[Trajectory]) -> list[int]:
+    """Where each trajectory's tokens start in the batch's flat columns, and where the last one's end."""
+    return [0, *np.cumsum([len(t) for t in trajectories], dtype=np.int64).tolist()]
+
+
+def _place(column: torch.Tensor, values: torch.Tensor, layout: Layout, starts: Sequence[int]) -> None:
+    """Write a layout's tokens to where they stand in the batch."""
+    for index, start, stop in zip(layout.trajectories, layout.offsets[:-1], layout.offsets[1:], strict=True):
+        column[starts[index] : starts[index + 1]] = values[start:stop]

@@ -1,4 +1,4 @@
-"""The trainer process: a backend, an objective and the sending end of a transport, driven by the controller.
+"""A trainer process: a backend, an objective and the sending end of a transport, driven by the controller.
 
 `python -m miles_core.training.worker` listens on a loopback port, prints `{"host", "port"}` as its ready line, takes
 one connection (authenticated by the key in `MILES_TRAINER_KEY`) and answers calls until it is closed. The process
@@ -7,6 +7,7 @@ ends when its stdin does, so it never outlives the run.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import socket
@@ -14,19 +15,25 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from miles_core.config.load import loaded_from_tree
 from miles_core.config.run import RunConfig
 from miles_core.contracts.backends import BackendStart, StepReport, TrainBackend
-from miles_core.contracts.objective import AdvantageEstimator, Correction, LossTerm, Objective
+from miles_core.contracts.objective import AdvantageEstimator, Correction, LossTerm, Needs, Objective
 from miles_core.contracts.transports import Published, WeightTransport
 from miles_core.data.group import Batch
 from miles_core.objective.compose import WeightedTerm, compose
 from miles_core.plugins import PluginManager
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from miles_core.data.trajectory import Trajectory
 
 __all__ = ["KEY_VARIABLE", "TrainerService", "build_objective", "main", "no_delay"]
 
@@ -66,14 +73,22 @@ class TrainerService:
         self._backend: TrainBackend[Any] | None = None
         self._objective: Objective | None = None
         self._sender: Any = None
+        self._store: Any = None
 
     @property
     def backend(self) -> TrainBackend[Any]:
         assert self._backend is not None, "a call before start"
         return self._backend
 
+    def rendezvous(self) -> str:
+        """Open the place where the ranks of this run meet (`host:port`), before any of them starts."""
+        from miles_core.training.ranks import open_rendezvous
+
+        self._store, address = open_rendezvous()
+        return address
+
     def start(self, config_tree: Mapping[str, Any], start: BackendStart, run_directory: Path) -> None:
-        """Load plugins, backend and objective."""
+        """Load plugins, backend and objective. Rank 0 alone publishes."""
         config = loaded_from_tree(config_tree, {}).config
         plugins = PluginManager.discover(enable=config.plugins.enable)
         self._objective = build_objective(config, plugins)
@@ -83,8 +98,10 @@ class TrainerService:
             config.backend.settings,
             TrainBackend,
         )
-        backend.start(start)
+        backend.start(dataclasses.replace(start, critic=Needs.VALUES in self._objective.needs))
         self._backend = backend
+        if start.rank:
+            return
         transport = plugins.create(
             "miles_weight_transports",
             config.transport.use,
@@ -97,8 +114,15 @@ class TrainerService:
         assert self._objective is not None, "a call before start"
         return self.backend.train_step(batch, self._objective)
 
-    def publish(self, version: int) -> Published:
-        """Hand the current weights to the transport."""
+    def logprobs(self, trajectories: Sequence[Trajectory]) -> list[NDArray[np.float32]]:
+        return self.backend.logprobs(trajectories)
+
+    def publish(self, version: int) -> Published | None:
+        """Hand the current weights to the transport; on other ranks than 0 only help to gather them."""
+        if self._sender is None:
+            for _ in self.backend.named_weights():
+                pass
+            return None
         published: Published = self._sender.send(version, self.backend.named_weights())
         return published
 

@@ -144,13 +144,10 @@ def test_save_and_load_continue_bit_for_bit(backends, batches, tmp_path):
 
 
 def test_loading_another_models_checkpoint_is_refused(backends, tmp_path):
-    backend = backends()
-    backend.save(tmp_path)
-    state = torch.load(tmp_path / "trainer.pt", weights_only=True)
-    state["weights"]["extra"] = state["weights"].pop("model.norm.weight")
-    torch.save(state, tmp_path / "trainer.pt")
+    backends().save(tmp_path)
+    other = backends(lora={"rank": 2})
     with pytest.raises(ValueError, match="another model"):
-        backend.load(tmp_path)
+        other.load(tmp_path)
 
 
 def test_weights_have_checkpoint_names_and_tied_ones_appear_once(backends, directory):
@@ -262,7 +259,7 @@ def test_nothing_trainable_is_a_step_of_zero(backends, batches):
 
 def test_what_the_backend_does_not_provide_is_refused(backends, batches):
     objective = an_objective(WeightedTerm(name="value", term=Value(ValueConfig())))
-    with pytest.raises(ValueError, match="VALUES"):
+    with pytest.raises(ValueError, match="without a critic"):
         backends().train_step(batches(), objective)
 
 
@@ -271,8 +268,8 @@ def test_starts_that_cannot_work_are_refused(directory, tmp_path):
         usual = {"model_directory": directory, "dtype": "float32", "seed": 0, "temperature": 1.0, "total_steps": 1}
         return BackendStart(**{**usual, **changes})
 
-    with pytest.raises(ValueError, match="world_size is 2"):
-        FsdpBackend(FsdpConfig()).start(start(world_size=2))
+    with pytest.raises(ValueError, match="rank is 2"):
+        FsdpBackend(FsdpConfig()).start(start(rank=2, world_size=2))
     with pytest.raises(ModelError, match="float16"):
         FsdpBackend(FsdpConfig()).start(start(dtype="float16"))
     with pytest.raises(ModelError, match="cannot load"):
