@@ -27,12 +27,17 @@ def train(config: Path, overrides: tuple[str, ...], quiet: bool) -> None:
     """Run a training run from a config file. The config is checked first; nothing starts while it has a problem."""
     from miles_core.config.load import load_config
     from miles_core.config.preflight import preflight
+    from miles_core.errors import ConfigError
     from miles_core.plugins import PluginManager
     from miles_core.runs.directory import RunDirectory
+    from miles_core.runs.samples import check_samples
 
     loaded = load_config(config, overrides)
     plugins = PluginManager.discover(enable=loaded.config.plugins.enable)
     preflight(loaded, plugins).raise_problems()
+    problems = check_samples(loaded, plugins, every_row=False)
+    if problems:
+        raise ConfigError(problems)
     path = loaded.config.run.directory / loaded.config.run.name
     _run(loaded, plugins, RunDirectory.create(path, loaded, plugins), quiet=quiet)
 

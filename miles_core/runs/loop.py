@@ -148,13 +148,17 @@ class Run:
                 policy_version=self.step,
                 environment={},
             )
-            urls, *_ = await asyncio.gather(
-                parts.engine.start(parts.launcher, engine_start),
-                self._start_trainer(model.directory),
-                self._start_teacher(tokenizer),
-                parts.reward.setup(),
-                asyncio.to_thread(parts.source.prompt, 0),  # a source may have much to import: not in the first step
-            )
+            try:
+                async with asyncio.TaskGroup() as group:  # when one part fails, the others are stopped before we go on
+                    engines = group.create_task(parts.engine.start(parts.launcher, engine_start))
+                    group.create_task(self._start_trainer(model.directory))
+                    group.create_task(self._start_teacher(tokenizer))
+                    group.create_task(parts.reward.setup())
+                    # A source may have much to import: not in the first step.
+                    group.create_task(asyncio.to_thread(parts.source.prompt, 0))
+            except BaseExceptionGroup as failures:
+                raise failures.exceptions[0] from None
+            urls = engines.result()
             self._pool = EnginePool(urls, on_generation=self._wire.add)
             self._hold = EngineHold(self._pool)
             self._receiver: WeightReceiver = parts.transport.receiver(self.directory.path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,10 @@ from miles_core.config.load import LoadedConfig, load_config
 from miles_core.contracts.backends import StepReport
 from miles_core.contracts.component import ComponentConfig
 from miles_core.contracts.engines import Engine
+from miles_core.contracts.launchers import ProcessSpec
 from miles_core.contracts.transports import Published, TensorInfo
 from miles_core.data.group import Batch, Group
-from miles_core.errors import MilesError, NumericsError, RunDirectoryError
+from miles_core.errors import ConfigError, MilesError, NumericsError, RunDirectoryError
 from miles_core.plugins import PluginManager
 from miles_core.rollout.ledger import Ledger
 from miles_core.runs import loop
@@ -96,10 +99,18 @@ class Setup:
                 if hasattr(self, "stack"):
                     await self.stack.aclose()
 
+        class Slow(Stub):
+            """Launches a process that is never ready."""
+
+            async def start(self, launcher: Any, start: Any) -> list[str]:
+                command = [sys.executable, "-c", "import time; time.sleep(60)"]
+                await launcher.launch(ProcessSpec(name="slow", command=command, log=setup.directory / "slow.log"))
+                raise AssertionError("it was never ready")
+
         class Plugin:
             @hookimpl
             def miles_engines(self) -> dict[str, type]:
-                return {"stub": Stub}
+                return {"stub": Stub, "slow": Slow}
 
             @hookimpl
             def miles_run_started(self, run: Any) -> None:
@@ -237,6 +248,14 @@ def test_a_corrupted_publish_does_not_advance_the_version(setup: Setup) -> None:
     assert setup.engine.version == 0
     assert setup.engine.weights == {}
     assert not setup.engine.paused
+
+
+def test_a_start_that_fails_stops_what_is_still_starting(setup: Setup) -> None:
+    begin = time.monotonic()
+    with pytest.raises(ConfigError, match="has no function absent"):
+        setup.go("engine=slow", "reward.function=tests/runs/rewards.py:absent")
+    assert time.monotonic() - begin < 30
+    assert setup.events == ["finished ConfigError"]
 
 
 def test_a_plugin_may_not_add_or_lose_groups(setup: Setup) -> None:
