@@ -118,12 +118,19 @@ class Run:
             error = failure
             raise
         finally:
-            await self._stop()
-            self._record.emit("miles_run_finished", error=error)
-            self._record.close()
-            self._ledger.close()
-            self._wire.close()
-            self._store.close()
+            failures = await self._stop()
+            try:
+                self._record.emit("miles_run_finished", error=error)
+            finally:
+                self._record.close()
+                self._ledger.close()
+                self._wire.close()
+                self._store.close()
+            if error is not None:
+                for problem in failures:
+                    error.add_note(f"while stopping: {type(problem).__name__}: {problem}")
+            elif failures:
+                raise ExceptionGroup("the run completed, but stopping it failed in part", failures)
         return RunResult(
             directory=self.directory.path,
             steps=self.step,
@@ -247,8 +254,8 @@ class Run:
             ),
         )
 
-    async def _stop(self) -> None:
-        """Stop in reverse order; every part is stopped even when one fails to."""
+    async def _stop(self) -> list[Exception]:
+        """Stop in reverse order; every part is stopped even when one fails to. Returns what failed."""
         steps: list[Any] = []
         if self.producer is not None:
             steps.append(self.producer.stop)
@@ -262,14 +269,13 @@ class Run:
         if self._teacher is not None:
             steps.append(self._teacher.close)
         steps += [self.components.engine.stop, self.components.reward.close, self.components.launcher.close]
-        failures = []
+        failures: list[Exception] = []
         for stop in steps:
             try:
                 await stop()
             except Exception as failure:
                 failures.append(failure)
-        if failures:
-            raise ExceptionGroup("stopping the run failed in part", failures)
+        return failures
 
     # Steps.
 
