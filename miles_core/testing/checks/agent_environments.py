@@ -1,4 +1,7 @@
-"""Laws of agent environments: an outcome from a chat endpoint, failures that say so, a cancellation that is one."""
+"""Laws of agent environments: an outcome from a chat endpoint, failures that say so, a cancellation that is one.
+
+PYTEST_DONT_REWRITE: a broken law is told by its own sentence, not by a diff of tensors.
+"""
 
 from __future__ import annotations
 

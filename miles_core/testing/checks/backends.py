@@ -1,4 +1,7 @@
-"""Laws of train backends: log-probs, a step that moves the weights, a continuation to the bit, a refusal of NaN."""
+"""Laws of train backends: log-probs, a step that moves the weights, a continuation to the bit, a refusal of NaN.
+
+PYTEST_DONT_REWRITE: a broken law is told by its own sentence, not by a diff of tensors.
+"""
 
 from __future__ import annotations
 

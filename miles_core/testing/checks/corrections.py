@@ -1,4 +1,7 @@
-"""Laws of corrections: finite weights of at least 0, that say what they changed and change nothing without need."""
+"""Laws of corrections: finite weights of at least 0, that say what they changed and change nothing without need.
+
+PYTEST_DONT_REWRITE: a broken law is told by its own sentence, not by a diff of tensors.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Laws of engines: healthy URLs, samples over the protocol, and an end that stops what was started and no more."""
+"""Laws of engines: healthy URLs, samples over the protocol, and an end that stops what was started and no more.
+
+PYTEST_DONT_REWRITE: a broken law is told by its own sentence, not by a diff of tensors.
+"""
 
 from __future__ import annotations
 

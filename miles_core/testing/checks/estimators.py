@@ -1,4 +1,7 @@
-"""Laws of advantage estimators: finite for every batch, zero where nothing trains, blind to order."""
+"""Laws of advantage estimators: finite for every batch, zero where nothing trains, blind to order.
+
+PYTEST_DONT_REWRITE: a broken law is told by its own sentence, not by a diff of tensors.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Laws of model families: append-only rendering, parsing that inverts it, text that never becomes a token."""
+"""Laws of model families: append-only rendering, parsing that inverts it, text that never becomes a token.
+
+PYTEST_DONT_REWRITE: a broken law is told by its own sentence, not by a diff of tensors.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Laws of group filters: pure functions that are defined for every group."""
+"""Laws of group filters: pure functions that are defined for every group.
+
+PYTEST_DONT_REWRITE: a broken law is told by its own sentence, not by a diff of tensors.
+"""
 
 from __future__ import annotations
 

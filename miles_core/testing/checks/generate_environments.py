@@ -1,4 +1,7 @@
-"""Laws of generate environments: trajectories are what the engine sampled, and a cancelled episode leaves nothing."""
+"""Laws of generate environments: trajectories are what the engine sampled, and a cancelled episode leaves nothing.
+
+PYTEST_DONT_REWRITE: a broken law is told by its own sentence, not by a diff of tensors.
+"""
 
 from __future__ import annotations
 

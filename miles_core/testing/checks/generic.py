@@ -1,4 +1,7 @@
-"""Laws of every component: its section, its documentation, its needs and limits, what importing it costs."""
+"""Laws of every component: its section, its documentation, its needs and limits, what importing it costs.
+
+PYTEST_DONT_REWRITE: a broken law is told by its own sentence, not by a diff of tensors.
+"""
 
 from __future__ import annotations
 

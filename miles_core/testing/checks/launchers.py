@@ -1,4 +1,7 @@
-"""Laws of launchers: ready lines, errors that show the log, and nothing left running."""
+"""Laws of launchers: ready lines, errors that show the log, and nothing left running.
+
+PYTEST_DONT_REWRITE: a broken law is told by its own sentence, not by a diff of tensors.
+"""
 
 from __future__ import annotations
 

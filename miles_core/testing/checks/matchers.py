@@ -1,4 +1,7 @@
-"""Laws of message matchers: a digest is a function of what was said, and of nothing else."""
+"""Laws of message matchers: a digest is a function of what was said, and of nothing else.
+
+PYTEST_DONT_REWRITE: a broken law is told by its own sentence, not by a diff of tensors.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Laws of rewards: a finite score a sample, in order, and an error where there is none."""
+"""Laws of rewards: a finite score a sample, in order, and an error where there is none.
+
+PYTEST_DONT_REWRITE: a broken law is told by its own sentence, not by a diff of tensors.
+"""
 
 from __future__ import annotations
 

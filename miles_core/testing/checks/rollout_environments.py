@@ -1,4 +1,7 @@
-"""Laws of rollout environments: every prompt gives one group, whatever happens to its episodes."""
+"""Laws of rollout environments: every prompt gives one group, whatever happens to its episodes.
+
+PYTEST_DONT_REWRITE: a broken law is told by its own sentence, not by a diff of tensors.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Laws of sandboxes: commands, files, timeouts, and an end that leaves nothing."""
+"""Laws of sandboxes: commands, files, timeouts, and an end that leaves nothing.
+
+PYTEST_DONT_REWRITE: a broken law is told by its own sentence, not by a diff of tensors.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Laws of data sources: rows are a pure function of their index."""
+"""Laws of data sources: rows are a pure function of their index.
+
+PYTEST_DONT_REWRITE: a broken law is told by its own sentence, not by a diff of tensors.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Laws of loss terms: one number a token, gradients that masked-out tokens cannot reach, additivity."""
+"""Laws of loss terms: one number a token, gradients that masked-out tokens cannot reach, additivity.
+
+PYTEST_DONT_REWRITE: a broken law is told by its own sentence, not by a diff of tensors.
+"""
 
 from __future__ import annotations
 
