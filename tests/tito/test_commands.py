@@ -61,7 +61,7 @@ def test_verify_proves_the_built_in_families(make_tokenizer: Callable[..., Path]
 
 
 def test_list_says_what_is_known_of_a_family():
-    assert "qwen3  (verified, core)" in CliRunner().invoke(families, ["list"]).output
+    assert "qwen3  (template-equal, core)" in CliRunner().invoke(families, ["list"]).output
 
 
 def test_probe_finds_what_a_template_forgets(tmp_path: Path):
