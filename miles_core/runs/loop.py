@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import orjson
-
 from miles_core.config.load import LoadedConfig
 from miles_core.contracts.backends import BackendStart, StepReport
 from miles_core.contracts.engines import EngineStart
@@ -36,7 +34,7 @@ from miles_core.rollout.ledger import Ledger
 from miles_core.rollout.order import PromptOrder
 from miles_core.rollout.producer import Producer
 from miles_core.rollout.scheduler import SchedulePolicy, Scheduler
-from miles_core.runs.atomic import atomic_directory, write_atomic
+from miles_core.runs.atomic import atomic_directory
 from miles_core.runs.components import Components, build_components, sampling_of, stop_ids, trainer_processes
 from miles_core.runs.directory import RunDirectory
 from miles_core.runs.held_out import evaluation_sets
@@ -111,7 +109,7 @@ class Run:
         self._record = self.recorder = Recorder(info, self.plugins, self.components.trackers, self._store)
         error: BaseException | None = None
         try:
-            await self._start(info)
+            await self._start()
             await self._steps()
             await self._finish()
         except BaseException as failure:
@@ -140,7 +138,7 @@ class Run:
 
     # Starting and stopping.
 
-    async def _start(self, info: RunInfo) -> None:
+    async def _start(self) -> None:
         config, parts = self.config, self.components
         with self._record.span("controller", "start", 0):
             model = await asyncio.to_thread(resolve_model, config.model.path)
@@ -416,7 +414,6 @@ class Run:
         with self._record.span("trainer", "checkpoint", self.step):
             with atomic_directory(path) as temporary:
                 await self._trainer.save(temporary / "backend")
-                write_atomic(temporary / "state.json", orjson.dumps({"step": self.step, "version": self.step}))
             self.directory.prune_checkpoints(self.config.run.keep_checkpoints)
         self._record.emit(
             "miles_checkpoint_saved", checkpoint=CheckpointSaved(step=self.step, version=self.step, directory=path)
