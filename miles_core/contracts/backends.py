@@ -93,6 +93,15 @@ class TrainBackend(Component[ConfigT], abc.ABC):
     def save(self, directory: Path) -> None:
         """Everything a bit-identical continuation needs: weights, optimizer, scheduler, random state."""
 
+    def begin_save(self, directory: Path) -> None:
+        """Take a snapshot of everything, and write it while the next steps move on. Default: `save`."""
+        self.save(directory)
+
+    def finish_save(self, *, wait: bool = True) -> bool:
+        """Whether what `begin_save` began is complete on disk; with `wait` it is. Raises what the writing met. Default:
+        it is."""
+        return True
+
     @abc.abstractmethod
     def load(self, directory: Path) -> None:
         """The inverse of `save`."""

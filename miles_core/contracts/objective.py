@@ -46,6 +46,8 @@ class Needs(enum.Flag):
     """Log-probs under the frozen reference weights, in the columns."""
     TEACHER = enum.auto()
     """Log-probs under the teacher, in the columns."""
+    TEACHER_TOP = enum.auto()
+    """Log-probs of the teacher's likeliest tokens, in the columns, and the current ones of the same tokens."""
     TRAINER_LOGPROBS = enum.auto()
     """Log-probs under the trainer's weights before the step, in the columns (otherwise the rollout's stand in)."""
 
@@ -67,8 +69,11 @@ class BatchColumns:
     | `rollout_logprobs` | float32 [N] | |
     | `versions` | int32 [N] | −1 where not sampled |
     | `policy_version` | int | trainer's version when the batch was consumed |
+    | `weights` | float32 [N], optional | how much a token counts, 0 to 1; without it, 1 |
     | `old_logprobs` | float32 [N], optional | trainer's log-probs before the step |
     | `reference_logprobs`, `teacher_logprobs`, `values` | float32 [N], optional | |
+    | `teacher_top_ids` | int64 [N, k], optional | the teacher's k likeliest tokens in place of each token |
+    | `teacher_top_logprobs` | float32 [N, k], optional | |
     """
 
     offsets: torch.Tensor
@@ -80,10 +85,13 @@ class BatchColumns:
     rollout_logprobs: torch.Tensor
     versions: torch.Tensor
     policy_version: int
+    weights: torch.Tensor | None = None
     old_logprobs: torch.Tensor | None = None
     reference_logprobs: torch.Tensor | None = None
     teacher_logprobs: torch.Tensor | None = None
     values: torch.Tensor | None = None
+    teacher_top_ids: torch.Tensor | None = None
+    teacher_top_logprobs: torch.Tensor | None = None
     trajectory_ids: tuple[str, ...] = ()
 
 
@@ -128,8 +136,9 @@ class Correction(Component[ConfigT], abc.ABC):
 class MicroBatch:
     """Flat columns over the n tokens of some whole trajectories, as a loss term sees them.
 
-    `logprobs` float32 [n] is differentiable; `entropy` and `values` [n] too when asked for. The rest are slices of
-    the global columns. `offsets` int64 [s+1] delimits the trajectories.
+    `logprobs` float32 [n] is differentiable; `entropy` and `values` [n], and `top_logprobs` [n, k] of the teacher's
+    likeliest tokens, too when asked for. The rest are slices of the global columns. `offsets` int64 [s+1] delimits the
+    trajectories.
     """
 
     offsets: torch.Tensor
@@ -145,6 +154,8 @@ class MicroBatch:
     returns: torch.Tensor | None = None
     reference_logprobs: torch.Tensor | None = None
     teacher_logprobs: torch.Tensor | None = None
+    top_logprobs: torch.Tensor | None = None
+    teacher_top_logprobs: torch.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,5 +200,5 @@ class PreparedObjective(Protocol):
         """The micro-batch's share of the loss (a differentiable scalar sum) and sums to report.
 
         `trajectories` int64 [s] are indices into the global batch; `logprobs` [n] their tokens' log-probs in that
-        order; `extra` holds what `needs` asked for (`entropy`, `values`), each [n]."""
+        order; `extra` holds what `needs` asked for: `entropy` and `values` [n], `top_logprobs` [n, k]."""
         ...

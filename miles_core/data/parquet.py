@@ -13,6 +13,8 @@ from miles_core.data.trajectory import Status, Trajectory, Turn
 
 __all__ = ["read_rollouts", "rollout_table", "trajectories_of", "write_rollouts"]
 
+_TEACHER = {"teacher_logprobs": "float32", "teacher_top_ids": "int32", "teacher_top_logprobs": "float32"}
+
 
 def write_rollouts(path: Path, trajectories: Iterable[Trajectory], *, step: int, policy_version: int) -> None:
     """Write atomically."""
@@ -36,8 +38,8 @@ def trajectories_of(table: Any) -> list[Trajectory]:
 
 
 def rollout_table(trajectories: Iterable[Trajectory], *, step: int, policy_version: int) -> Any:
-    """A pyarrow table, one row a trajectory. `routed_experts` is flat int16 (int32 when an id needs it), with its
-    shape."""
+    """A pyarrow table, one row a trajectory. `weights` is there when a trajectory of the table has them.
+    `routed_experts` is flat int16 (int32 when an id needs it), with its shape."""
     import pyarrow as pa
 
     rows = list(trajectories)
@@ -57,6 +59,10 @@ def rollout_table(trajectories: Iterable[Trajectory], *, step: int, policy_versi
         ("versions", pa.int32()),
     ):
         columns[name] = _lists(pa, [getattr(t, name) for t in rows], kind)
+    columns |= _teacher_columns(pa, rows)
+    if any(t.weights is not None for t in rows):
+        weights = [np.ones(len(t), np.float32) if t.weights is None else t.weights for t in rows]
+        columns["weights"] = _lists(pa, weights, pa.float32())
     columns["turns"] = pa.array([orjson.dumps(t.turns).decode() for t in rows], pa.string())
     if any(t.routed_experts is not None for t in rows):
         routes = [np.zeros((0, 0, 0), np.int16) if t.routed_experts is None else t.routed_experts for t in rows]
@@ -65,6 +71,22 @@ def rollout_table(trajectories: Iterable[Trajectory], *, step: int, policy_versi
         columns["routed_experts"] = _lists(pa, flat, pa.int32() if wide else pa.int16())
         columns["routed_experts_shape"] = pa.array([list(r.shape) for r in routes], pa.list_(pa.int32()))
     return pa.table(columns)
+
+
+def _teacher_columns(pa: Any, rows: list[Trajectory]) -> dict[str, Any]:
+    """What a teacher said, where one was asked: the k likeliest tokens lie flat, k numbers a token."""
+    found = {}
+    for name, kind in _TEACHER.items():
+        arrays = [getattr(t, name) for t in rows]
+        if any(a is not None for a in arrays):
+            found[name] = _lists(pa, [np.zeros(0) if a is None else a.reshape(-1) for a in arrays], getattr(pa, kind)())
+    return found
+
+
+def _teacher_fields(row: Mapping[str, Any], length: int) -> dict[str, Any]:
+    fields: dict[str, Any] = {name: np.array(row[name]) for name in _TEACHER if row.get(name)}
+    tops = {name: column.reshape(length, -1) for name, column in fields.items() if name.startswith("teacher_top")}
+    return {**fields, **tops}
 
 
 def _trajectory(row: Mapping[str, Any]) -> Trajectory:
@@ -83,6 +105,8 @@ def _trajectory(row: Mapping[str, Any]) -> Trajectory:
         routed_experts=None if not routes else np.array(routes, np.int32).reshape(shape).astype(np.int32),
         reward=orjson.loads(row["rewards"]) if row["rewards"] else row["reward"],
         status=Status(row["status"]),
+        weights=None if row.get("weights") is None else np.array(row["weights"], np.float32),
+        **_teacher_fields(row, len(row["token_ids"])),
     )
 
 

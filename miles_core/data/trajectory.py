@@ -53,7 +53,10 @@ class Trajectory:
     | `loss_mask` | bool [T] | true on sampled tokens that train |
     | `logprobs` | float32 [T] | rollout log-prob (natural, at the sampling temperature), 0 if not sampled |
     | `versions` | int32 [T] | policy version that sampled the token, `NOT_SAMPLED` elsewhere |
+    | `weights` | float32 [T], optional | how much a token counts in the loss, 0 to 1; without it, 1 |
     | `teacher_logprobs` | float32 [T], optional | a teacher's log-prob of each token, at the sampling temperature |
+    | `teacher_top_ids` | int32 [T, k], optional | the teacher's k likeliest tokens at each position, row 0 unused |
+    | `teacher_top_logprobs` | float32 [T, k], with the ids | their log-probs, at the sampling temperature |
     | `routed_experts` | int16 or int32 [T−1, layers, k], optional | row i routed the position that predicts token i+1 |
 
     Raises `ValueError` when columns disagree: the law is that every masked-in token was sampled, and every
@@ -72,7 +75,10 @@ class Trajectory:
     routed_experts: NDArray[np.integer] | None = None
     reward: float | Mapping[str, float] | None = None
     status: Status = Status.COMPLETED
+    weights: NDArray[np.float32] | None = None
     teacher_logprobs: NDArray[np.float32] | None = None
+    teacher_top_ids: NDArray[np.int32] | None = None
+    teacher_top_logprobs: NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
         for name, dtype in (
@@ -111,22 +117,43 @@ class Trajectory:
             first = int(np.flatnonzero((self.logprobs != 0) & ~sampled)[0])
             raise ValueError(f"{self.trajectory_id}: token {first} was not sampled but has a log-prob")
         self._check_teacher(length)
+        self._check_weights(length)
         self._check_routed_experts(length)
         for turn in self.turns:
             if not 0 <= turn.start <= turn.stop <= length:
                 raise ValueError(f"{self.trajectory_id}: turn {turn.start}..{turn.stop} outside {length} tokens")
 
     def _check_teacher(self, length: int) -> None:
-        if self.teacher_logprobs is None:
+        if (self.teacher_top_ids is None) != (self.teacher_top_logprobs is None):
+            raise ValueError(f"{self.trajectory_id}: teacher_top_ids and teacher_top_logprobs come together")
+        width = None if self.teacher_top_ids is None else np.shape(self.teacher_top_ids)[-1]
+        for name, dtype, shape in (
+            ("teacher_logprobs", np.float32, (length,)),
+            ("teacher_top_ids", np.int32, (length, width)),
+            ("teacher_top_logprobs", np.float32, (length, width)),
+        ):
+            if getattr(self, name) is None:
+                continue
+            column = np.array(getattr(self, name), dtype=dtype)
+            if column.shape != shape or not bool(np.isfinite(column).all()):
+                raise ValueError(
+                    f"{self.trajectory_id}: {name} has shape {column.shape} or is not finite, expected finite numbers "
+                    f"of shape {shape}"
+                )
+            column.setflags(write=False)
+            object.__setattr__(self, name, column)
+
+    def _check_weights(self, length: int) -> None:
+        if self.weights is None:
             return
-        column = np.array(self.teacher_logprobs, dtype=np.float32)
-        if column.shape != (length,) or not bool(np.isfinite(column).all()):
+        column = np.array(self.weights, dtype=np.float32)
+        if column.shape != (length,) or not bool(((column >= 0) & (column <= 1)).all()):
             raise ValueError(
-                f"{self.trajectory_id}: teacher_logprobs has shape {column.shape} or is not finite, expected a finite "
-                f"number for each of {length} tokens"
+                f"{self.trajectory_id}: weights has shape {column.shape} or is outside 0 to 1, expected a number "
+                f"from 0 to 1 for each of {length} tokens"
             )
         column.setflags(write=False)
-        object.__setattr__(self, "teacher_logprobs", column)
+        object.__setattr__(self, "weights", column)
 
     def _check_routed_experts(self, length: int) -> None:
         if self.routed_experts is None:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from miles_core.contracts.objective import BatchColumns
 
-__all__ = ["episode_token_counts", "segment_mean", "token_episode", "token_trajectory", "tokens_of"]
+__all__ = ["segment_mean", "token_episode", "token_trajectory", "tokens_of"]
 
 
 def token_trajectory(offsets: torch.Tensor) -> torch.Tensor:
@@ -29,12 +29,6 @@ def tokens_of(offsets: torch.Tensor, trajectories: torch.Tensor) -> torch.Tensor
     ends = counts.cumsum(0)
     shift = (offsets[trajectories] - (ends - counts)).repeat_interleave(counts)
     return shift + shift.new_ones(len(shift)).cumsum(0) - 1
-
-
-def episode_token_counts(columns: BatchColumns) -> torch.Tensor:
-    """Trainable tokens of each episode, over all its trajectories, int64 [E]."""
-    counts = columns.episode_of.new_zeros(len(columns.rewards))
-    return counts.index_add(0, token_episode(columns), columns.loss_mask.long())
 
 
 def segment_mean(values: torch.Tensor, mask: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:

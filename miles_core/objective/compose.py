@@ -119,6 +119,8 @@ class PreparedComposition:
             returns=_take(self.returns, index),
             reference_logprobs=_take(columns.reference_logprobs, index),
             teacher_logprobs=_take(columns.teacher_logprobs, index),
+            top_logprobs=extra.get("top_logprobs"),
+            teacher_top_logprobs=_take(columns.teacher_top_logprobs, index),
         )
         weights = self.weights[index].to(logprobs.dtype)
         total = logprobs.new_zeros(())

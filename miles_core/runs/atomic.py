@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["atomic_directory", "write_atomic"]
+__all__ = ["atomic_directory", "begin_directory", "complete_directory", "write_atomic"]
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -27,25 +27,36 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
     An existing `path` is moved aside, replaced, and only then removed.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    temporary = begin_directory(path)
     try:
         yield temporary
-        for file in temporary.rglob("*"):
-            if file.is_file():
-                _fsync(file)
-        if path.exists():
-            aside = path.with_name(f".{path.name}.{os.getpid()}.old")
-            shutil.rmtree(aside, ignore_errors=True)
-            path.rename(aside)
-            temporary.rename(path)
-            shutil.rmtree(aside)
-        else:
-            temporary.rename(path)
+        complete_directory(temporary, path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def begin_directory(path: Path) -> Path:
+    """An empty temporary sibling of `path`, for `complete_directory`."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    return temporary
+
+
+def complete_directory(temporary: Path, path: Path) -> None:
+    """Give a temporary directory, once it is on disk, the name `path`."""
+    for file in temporary.rglob("*"):
+        if file.is_file():
+            _fsync(file)
+    if path.exists():
+        aside = path.with_name(f".{path.name}.{os.getpid()}.old")
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+        temporary.rename(path)
+        shutil.rmtree(aside)
+    else:
+        temporary.rename(path)
 
 
 def _fsync(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from miles_core.contracts.launchers import Launcher
 from miles_core.data.group import Batch, Episode
 from miles_core.data.tokenizer import FileTokenizer, load_tokenizer
 from miles_core.data.trajectory import Status, Trajectory
-from miles_core.engines.scoring import score_tokens
+from miles_core.engines.scoring import TokenScores, score_tokens
 from miles_core.errors import ModelError
 from miles_core.http import JsonHttp
 from miles_core.models.reference import resolve_model
@@ -26,10 +27,11 @@ _PROBE = 'The quick brown fox: 0123456789, naïve façade, {"a": [1, 2]}\n\tend.
 
 
 class Teacher:
-    """Its weights never change. Log-probs are at temperature 1, as engines give those of given tokens."""
+    """Its weights never change. Log-probs are at the student's sampling temperature."""
 
-    def __init__(self, section: TeacherSection, engine: Engine[Any]) -> None:
+    def __init__(self, section: TeacherSection, engine: Engine[Any], *, temperature: float) -> None:
         self._section = section
+        self._temperature = temperature
         self._engine = engine
         self._http = JsonHttp()
         self._urls: list[str] = []
@@ -55,12 +57,18 @@ class Teacher:
         self._urls = await self._engine.start(launcher, start)
 
     async def annotate(self, batch: Batch) -> Batch:
-        """The batch with `teacher_logprobs` on every trajectory that may train. Raises `EngineError`."""
+        """The batch with the teacher's columns on every trajectory that may train. Raises `EngineError`."""
         wanted = [t for e in batch.episodes if e.status is not Status.FAILED for t in e.trajectories]
         scored = [t for t in wanted if t.trainable_tokens]
-        columns = await score_tokens(self._http, self._urls, [t.token_ids.tolist() for t in scored])
-        found = {t.trajectory_id: column for t, column in zip(scored, columns, strict=True)}
-        empty = {t.trajectory_id: np.zeros(len(t), np.float32) for t in wanted}
+        scores = await score_tokens(
+            self._http,
+            self._urls,
+            [t.token_ids.tolist() for t in scored],
+            temperature=self._temperature,
+            top_k=self._section.top_k,
+        )
+        found = {t.trajectory_id: own for t, own in zip(scored, scores, strict=True)}
+        empty = {t.trajectory_id: _nothing(len(t), self._section.top_k) for t in wanted}
         return with_teacher(batch, {**empty, **found})
 
     async def close(self) -> None:
@@ -69,12 +77,26 @@ class Teacher:
         await self._engine.stop()
 
 
-def with_teacher(batch: Batch, columns: dict[str, Any]) -> Batch:
-    """The batch with the columns, by trajectory id; trajectories without one stay as they are."""
+def _nothing(tokens: int, top_k: int) -> TokenScores:
+    """The scores of a trajectory of which no token trains: nobody reads them."""
+    empty = np.zeros((tokens, top_k), np.int32)
+    tops = (empty, empty.astype(np.float32)) if top_k else (None, None)
+    return TokenScores(np.zeros(tokens, np.float32), *tops)
+
+
+def with_teacher(batch: Batch, scores: Mapping[str, TokenScores]) -> Batch:
+    """The batch with the scores, by trajectory id; trajectories without any stay as they are."""
 
     def annotated(trajectory: Trajectory) -> Trajectory:
-        column = columns.get(trajectory.trajectory_id)
-        return trajectory if column is None else dataclasses.replace(trajectory, teacher_logprobs=column)
+        own = scores.get(trajectory.trajectory_id)
+        if own is None:
+            return trajectory
+        return dataclasses.replace(
+            trajectory,
+            teacher_logprobs=own.logprobs,
+            teacher_top_ids=own.top_ids,
+            teacher_top_logprobs=own.top_logprobs,
+        )
 
     def episode(old: Episode) -> Episode:
         return dataclasses.replace(old, trajectories=tuple(annotated(t) for t in old.trajectories))

@@ -1,4 +1,8 @@
-"""Exact checkpoints in the format of `torch.distributed.checkpoint`: any number of ranks reads what any other wrote."""
+"""Exact checkpoints in the format of `torch.distributed.checkpoint`: any number of ranks reads what any other wrote.
+
+A checkpoint is taken in two parts. `snapshot` copies everything that a step moves to host memory, which is quick;
+`write_state` writes the copy, which is slow, and may happen in another thread while the next steps move the originals.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
@@ -16,17 +21,23 @@ from torch.optim import Optimizer
 
 from miles_core.training.scorer import Scorer
 
-__all__ = ["load_state", "save_state"]
+__all__ = ["State", "load_state", "snapshot", "write_state"]
+
+State = dict[str, torch.Tensor]
 
 
-def save_state(directory: Path, scorer: Scorer, optimizers: Iterable[Optimizer], *, step: int) -> None:
-    """Weights, optimizer state, step and random state. Every rank writes its own shards."""
+def snapshot(scorer: Scorer, optimizers: Iterable[Optimizer], *, step: int) -> State:
+    """A copy in host memory of this rank's part of weights and optimizer state, the step and the random state."""
+    state = {name: tensor.to("cpu", copy=True) for name, tensor in _tensors(scorer, optimizers).items()}
+    return {**state, "step": torch.tensor(step), "rng": torch.get_rng_state()}
+
+
+def write_state(directory: Path, state: State, group: Any = None) -> None:
+    """Write a snapshot. Every rank calls it and writes its own shards; they agree over `group`, which must be theirs
+    alone while others talk over the default one."""
     directory.mkdir(parents=True, exist_ok=True)
-    state = _tensors(scorer, optimizers)
-    state["step"] = torch.tensor(step)
-    state["rng"] = torch.get_rng_state()
     with _one_process_is_meant():
-        save(state, checkpoint_id=directory)
+        save(state, checkpoint_id=directory, process_group=group)
 
 
 def load_state(directory: Path, scorer: Scorer, optimizers: Iterable[Optimizer]) -> int:
@@ -59,7 +70,7 @@ def _one_process_is_meant() -> Iterator[None]:
         yield
 
 
-def _tensors(scorer: Scorer, optimizers: Iterable[Optimizer]) -> dict[str, torch.Tensor]:
+def _tensors(scorer: Scorer, optimizers: Iterable[Optimizer]) -> State:
     """Every tensor that a step moves, by name. Optimizer state that no step has made yet starts as AdamW starts it."""
     names = {parameter: name for name, parameter in scorer.named_parameters()}
     state = {f"weights/{name}": parameter.detach() for parameter, name in names.items()}

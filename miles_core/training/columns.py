@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from miles_core.contracts.objective import BatchColumns
 from miles_core.data.group import Batch
@@ -40,15 +43,25 @@ def batch_columns(batch: Batch, *, reward_key: str | None = None) -> BatchColumn
         rollout_logprobs=_joined([t.logprobs for t in trajectories], np.float32),
         versions=_joined([t.versions for t in trajectories], np.int32),
         policy_version=batch.policy_version,
-        teacher_logprobs=_teacher(trajectories),
+        weights=_weights(trajectories),
+        teacher_logprobs=_teacher([t.teacher_logprobs for t in trajectories]),
+        teacher_top_ids=None if (ids := _teacher([t.teacher_top_ids for t in trajectories])) is None else ids.long(),
+        teacher_top_logprobs=_teacher([t.teacher_top_logprobs for t in trajectories]),
         trajectory_ids=tuple(t.trajectory_id for t in trajectories),
     )
 
 
-def _teacher(trajectories: list[Trajectory]) -> torch.Tensor | None:
-    """The teacher's column, where every trajectory has one."""
-    columns = [t.teacher_logprobs for t in trajectories if t.teacher_logprobs is not None]
-    return _joined(columns, np.float32) if columns and len(columns) == len(trajectories) else None
+def _weights(trajectories: list[Trajectory]) -> torch.Tensor | None:
+    """How much each token counts, where any trajectory says so."""
+    if all(t.weights is None for t in trajectories):
+        return None
+    return _joined([np.ones(len(t), np.float32) if t.weights is None else t.weights for t in trajectories], np.float32)
+
+
+def _teacher(parts: Sequence[NDArray[np.generic] | None]) -> torch.Tensor | None:
+    """A column of the teacher's, where every trajectory has one."""
+    columns = [part for part in parts if part is not None]
+    return torch.from_numpy(np.concatenate(columns)) if columns and len(columns) == len(parts) else None
 
 
 def _joined(parts: list[np.ndarray], dtype: type[np.generic]) -> torch.Tensor:

@@ -59,10 +59,25 @@ class FsdpBackend(TrainBackend[FsdpConfig]):
         return self.trainer.named_weights()
 
     def save(self, directory: Path) -> None:
-        self.trainer.save(directory)
+        self.begin_save(directory)
+        self.finish_save()
+
+    def begin_save(self, directory: Path) -> None:
+        self.trainer.begin_save(directory)
+
+    def finish_save(self, *, wait: bool = True) -> bool:
+        return self.trainer.finish_save(wait=wait)
 
     def load(self, directory: Path) -> None:
         self.trainer.load(directory)
+
+    def sleep(self) -> None:
+        import torch
+
+        self.trainer.move(torch.device("cpu"))
+
+    def wake(self) -> None:
+        self.trainer.move(self.trainer.device)
 
     def export(self, directory: Path) -> None:
         self.trainer.export(directory)

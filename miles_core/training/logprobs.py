@@ -32,7 +32,7 @@ def token_logprobs(
 
     `hidden` [L, D]; `weight` [V, D]; `rows` int64 [m] the row that predicts each token; `targets` int64 [m]. Returns
     float32 [m] each, natural log, the entropy None unless asked for. Differentiable in hidden, weight and bias. The
-    softmax is in float32 whatever the dtype of the product.
+    softmax is in float32 also where the product is in less (float64 stays what it is).
     """
     if temperature <= 0:
         raise ValueError(f"temperature is {temperature}: log-probs need a sampling temperature above 0")
@@ -60,36 +60,32 @@ class _Scores(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         order = torch.argsort(row_of, stable=True)
         bounds = _bounds(row_of, order, hidden.shape[0], chunk)
-        logprobs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
-        normaliser = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
-        entropy = torch.empty(hidden.shape[0] if want_entropy else 0, dtype=torch.float32, device=hidden.device)
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        logprobs = hidden.new_empty(len(targets), dtype=dtype)
+        entropy = hidden.new_empty(hidden.shape[0] if want_entropy else 0, dtype=dtype)
         for start, stop, first, last in bounds:
-            logits = _logits(hidden[start:stop], weight, bias, temperature)
-            lse = logits.logsumexp(-1)
-            normaliser[start:stop] = lse
+            scores = _scores(hidden[start:stop], weight, bias, temperature)
             tokens = order[first:last]
-            local = row_of[tokens] - start
-            logprobs[tokens] = logits[local, targets[tokens]] - lse[local]
+            logprobs[tokens] = scores[row_of[tokens] - start, targets[tokens]]
             if want_entropy:
-                scores = logits.sub_(lse[:, None])
                 entropy[start:stop] = -(scores.exp() * scores).sum(-1)
-        ctx.save_for_backward(hidden, weight, bias, row_of, targets, order, normaliser, entropy)
+        ctx.save_for_backward(hidden, weight, bias, row_of, targets, order, entropy)
         ctx.temperature, ctx.bounds, ctx.want_entropy = temperature, bounds, want_entropy
         return logprobs, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logprobs: torch.Tensor, grad_entropy: torch.Tensor) -> tuple[Any, ...]:
-        hidden, weight, bias, row_of, targets, order, normaliser, entropy = ctx.saved_tensors
+        hidden, weight, bias, row_of, targets, order, entropy = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         grad_bias = torch.zeros_like(bias) if bias is not None else None
         for start, stop, first, last in ctx.bounds:
-            scores = _logits(hidden[start:stop], weight, bias, ctx.temperature).sub_(normaliser[start:stop, None])
+            scores = _scores(hidden[start:stop], weight, bias, ctx.temperature)
             tokens = order[first:last]
             local = row_of[tokens] - start
             upstream = grad_logprobs[tokens]
-            per_row = torch.zeros(stop - start, dtype=torch.float32, device=hidden.device)
+            per_row = upstream.new_zeros(stop - start)
             per_row.index_add_(0, local, upstream)
             probs = scores.exp()
             # d logprob / d logits = onehot − p;  d entropy / d logits = −p (log p + H)
@@ -107,9 +103,10 @@ class _Scores(torch.autograd.Function):
         return grad_hidden, grad_weight, grad_bias, None, None, None, None, None
 
 
-def _logits(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, temperature: float) -> torch.Tensor:
-    """float32 [rows, V], at the sampling temperature."""
-    return torch.nn.functional.linear(hidden, weight, bias).float().div_(temperature)
+def _scores(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, temperature: float) -> torch.Tensor:
+    """Log-probs of the whole vocabulary at the sampling temperature, float32 or float64 [rows, V]."""
+    logits = torch.nn.functional.linear(hidden, weight, bias)
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).div_(temperature).log_softmax(-1)
 
 
 def _bounds(row_of: torch.Tensor, order: torch.Tensor, rows: int, chunk: int) -> list[tuple[int, int, int, int]]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +40,7 @@ class Cluster:
 
 def rows_needed(wanted: NDArray[np.bool_]) -> int:
     """Rows that the log-probs of the `wanted` tokens need: the index of the last one (token 0 is never predicted)."""
-    hits = np.flatnonzero(wanted)
-    return int(hits[-1]) if len(hits) else 0
+    return max(wanted.tobytes().rfind(1), 0)
 
 
 def sort_key(ids: NDArray[np.int32]) -> bytes:
@@ -50,9 +50,14 @@ def sort_key(ids: NDArray[np.int32]) -> bytes:
 
 def common_prefix(first: NDArray[np.int32], second: NDArray[np.int32]) -> int:
     """Number of leading ids that two sequences share."""
-    shortest = min(len(first), len(second))
-    different = np.flatnonzero(first[:shortest] != second[:shortest])
-    return int(different[0]) if len(different) else shortest
+    return _common_ids(sort_key(first), sort_key(second))
+
+
+def _common_ids(first: bytes, second: bytes) -> int:
+    """`common_prefix` of two sort keys: as big-endian numbers they differ from their first different id on."""
+    size = min(len(first), len(second))
+    different = int.from_bytes(first[:size]) ^ int.from_bytes(second[:size])
+    return (8 * size - different.bit_length()) // 32
 
 
 def clusters_of(
@@ -75,17 +80,27 @@ def clusters_of(
     return [cluster for members in by_group.values() for cluster in _split(members, tokens, rows, budget)]
 
 
+def _sort_keys(members: Sequence[int], tokens: Sequence[NDArray[np.int32]], rows: Sequence[int]) -> dict[int, bytes]:
+    """The `sort_key` of what is computed of each, by one conversion for all."""
+    joined = sort_key(np.concatenate([tokens[i] for i in members]))
+    keys, start = {}, 0
+    for i in members:
+        keys[i] = joined[start : start + 4 * rows[i]]
+        start += 4 * len(tokens[i])
+    return keys
+
+
 def _split(
     members: Sequence[int], tokens: Sequence[NDArray[np.int32]], rows: Sequence[int], budget: int
 ) -> Iterator[Cluster]:
     """Fill clusters with neighbours in sorted order: each adds the rows that it does not share with the one before."""
-    inputs = {i: tokens[i][: rows[i]] for i in members}
-    ordered = sorted(members, key=lambda i: sort_key(inputs[i])) if len(members) > 1 else list(members)
+    keys = _sort_keys(members, tokens, rows) if len(members) > 1 else {}
+    ordered = sorted(members, key=keys.__getitem__) if keys else members
     taken: list[int] = []
     total, pairs = 0, 0.0
     for index in ordered:
         length = rows[index]
-        shared = common_prefix(inputs[taken[-1]], inputs[index]) if taken else 0
+        shared = _common_ids(keys[taken[-1]], keys[index]) if taken else 0
         if taken and total + length - shared > budget:
             yield Cluster(members=tuple(taken), rows=total, pairs=pairs)
             taken, total, pairs, shared = [], 0, 0.0, 0
@@ -119,38 +134,40 @@ def plan(
 
 
 def first_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[list[int]]:
-    """Bins of item indices. Items in decreasing size (ties by index), each into the first bin that has room; an item
-    above `capacity` has a bin of its own. O(n log n): a tournament tree over the bins' free room finds the first."""
-    order = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
-    oversized = [i for i in order if sizes[i] > capacity]
-    rest = order[len(oversized) :]
-    # First fit leaves at most one bin half empty, which bounds how many there can be.
-    most = min(len(rest), 2 * sum(sizes[i] for i in rest) // max(capacity, 1) + 1)
-    leaves = 1 << max(most - 1, 0).bit_length()
-    room = [capacity] * (2 * leaves)  # room[1] is the root; leaf b is room[leaves + b]
-    bins: list[list[int]] = []
-    at = 0
-    while at < len(rest):
-        size = sizes[rest[at]]
-        node = 1
-        while node < leaves:
-            node *= 2
-            if room[node] < size:
-                node += 1
-        if node - leaves == len(bins):
-            bins.append([])
-        # Equal items go to the same bin while it has room: no earlier bin could hold the first of them.
-        free, first = room[node], at
-        while at < len(rest) and sizes[rest[at]] == size and free >= size:
-            free -= size
-            at += 1
-        bins[node - leaves] += rest[first:at]
-        room[node] = free
-        while node > 1:
-            node //= 2
-            left, right = room[2 * node], room[2 * node + 1]
-            best = left if left >= right else right
-            if room[node] == best:
-                break
-            room[node] = best
-    return [[i] for i in oversized] + bins
+    """Bins of item indices. Items in decreasing size (ties by index), each into the first bin that
+    has room; an item above `capacity` has a bin of its own.
+
+    Items of one size are placed together: the first bin with room takes as many as it holds, then the next one. So
+    the work is one vector operation over the bins for every distinct size.
+    """
+    items = np.asarray(sizes, dtype=np.int64)
+    order = np.argsort(-items, kind="stable")
+    oversized = int(np.count_nonzero(items > capacity))
+    bins = [[i] for i in order[:oversized].tolist()]
+    order = order[oversized:]
+    kinds, starts = np.unique(-items[order], return_index=True)
+    room = np.full(len(order), capacity, dtype=np.int32)  # of every bin that there may be, most of them never opened
+    bin_of = np.empty(len(order), dtype=np.int64)
+    opened = 0
+    for size, (start, stop) in zip((-kinds).tolist(), pairwise([*starts.tolist(), len(order)]), strict=True):
+        left = stop - start
+        fitting = np.flatnonzero(room[:opened] >= size)
+        holds = room[fitting] // size
+        used = min(int(np.searchsorted(holds.cumsum(), left)) + 1, len(fitting))
+        taken = np.minimum(holds[:used], left)
+        if used:
+            taken[-1] = min(int(taken[-1]), left - int(taken[:-1].sum()))
+        left -= int(taken.sum())
+        each = capacity // size
+        new = -(-left // each)
+        chosen = np.concatenate([fitting[:used], np.arange(opened, opened + new)])
+        counts = np.concatenate([taken, np.full(new, each)])
+        if new:
+            counts[-1] = left - (new - 1) * each
+        room[chosen] -= counts * size
+        bin_of[start:stop] = chosen.repeat(counts)
+        opened += new
+    by_bin = np.argsort(bin_of, kind="stable")
+    edges = np.searchsorted(bin_of[by_bin], np.arange(1, opened))
+    packed = order[by_bin].tolist()
+    return bins + [packed[a:b] for a, b in pairwise([0, *edges.tolist(), len(packed)])] if opened else bins

@@ -35,16 +35,31 @@ class Ranks:
         self.size = size
 
     @classmethod
-    def join(cls, start: BackendStart) -> Ranks:
+    def join(cls, start: BackendStart, device: torch.device) -> Ranks:
         """Meet the other ranks at `start.rendezvous`, or, when it is empty, where `torchrun` says (MASTER_ADDR and
-        MASTER_PORT). A process group that exists already is used as it is."""
+        MASTER_PORT). A process group that exists already is used as it is.
+
+        What is in host memory travels over gloo, what is on GPUs over NCCL.
+        """
         if start.world_size > 1 and not dist.is_initialized():
             store = None
             if start.rendezvous:
                 host, _, port = start.rendezvous.rpartition(":")
                 store = TCPStore(host, int(port), is_master=False, timeout=_TIMEOUT)
-            dist.init_process_group("gloo", store=store, rank=start.rank, world_size=start.world_size, timeout=_TIMEOUT)
+            dist.init_process_group(
+                "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
+                store=store,
+                rank=start.rank,
+                world_size=start.world_size,
+                timeout=_TIMEOUT,
+                device_id=None if device.type == "cpu" else device,
+            )
         return cls(start.rank, start.world_size)
+
+    def another_group(self) -> Any:
+        """A group of the same ranks for another thread: collectives of one group must come in one order. None for one
+        rank."""
+        return dist.new_group(backend="gloo", timeout=_TIMEOUT) if self.size > 1 else None
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks, in place. What only one rank holds (the others have 0) arrives bit for bit."""

@@ -24,16 +24,18 @@ _LOGIT_CHANGES = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
 
 class Scored(NamedTuple):
-    """Of every token of a layout, float32 [n], 0 where not wanted; what was not asked for is None."""
+    """Of every token of a layout, float32 [n] (`top_logprobs` [n, k]), in host memory, 0 where not wanted; what was not
+    asked for is None."""
 
     logprobs: torch.Tensor
     entropy: torch.Tensor | None = None
     values: torch.Tensor | None = None
+    top_logprobs: torch.Tensor | None = None
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Scored:
         """The same change of every column that is there."""
-        entropy, values = (None if column is None else change(column) for column in (self.entropy, self.values))
-        return Scored(change(self.logprobs), entropy, values)
+        rest = (None if column is None else change(column) for column in self[1:])
+        return Scored(change(self.logprobs), *rest)
 
 
 class Scorer(nn.Module):
@@ -55,23 +57,34 @@ class Scorer(nn.Module):
             nn.init.zeros_(self.critic.weight)
             nn.init.zeros_(self.critic.bias)
 
-    def score(self, layout: Layout, *, entropy: bool = False, values: bool = False) -> Scored:
-        """Score a micro-batch. One without trajectories is computed on a stand-in, of which nothing counts: a rank
-        with nothing to do takes part in every collective, in the backward pass too."""
-        if not len(layout.trajectories):
-            return self._score(_stand_in(), entropy, values).map(lambda column: column[:0])
-        return self._score(layout, entropy, values)
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what it returns: float32, or float64 where the weights are."""
+        return torch.float64 if self.compute_dtype == torch.float64 else torch.float32
 
-    def _score(self, layout: Layout, entropy: bool, values: bool) -> Scored:
-        if self.compute_dtype == torch.float32 or self.sharded:  # shards are cast when they are gathered
-            result: Scored = self(layout, entropy, values)
+    def score(
+        self, layout: Layout, *, entropy: bool = False, values: bool = False, top_ids: torch.Tensor | None = None
+    ) -> Scored:
+        """Score a micro-batch. `top_ids` int64 [n, k] are other tokens whose log-probs are wanted in place of each.
+
+        One without trajectories is computed on a stand-in, of which nothing counts: a rank with nothing to do takes
+        part in every collective, in the backward pass too.
+        """
+        if len(layout.trajectories):
+            return self._score(layout, entropy, values, top_ids)
+        others = None if top_ids is None else top_ids.new_zeros(2, top_ids.shape[1])
+        return self._score(_stand_in(), entropy, values, others).map(lambda column: column[:0])
+
+    def _score(self, layout: Layout, entropy: bool, values: bool, top_ids: torch.Tensor | None) -> Scored:
+        if self.compute_dtype != torch.bfloat16 or self.sharded:  # shards are cast when they are gathered
+            result: Scored = self(layout, entropy, values, top_ids)
             return result
         # Gradients pass the cast, so micro-batches add up in the float32 masters.
         low = {name: p.to(self.compute_dtype) for name, p in self.named_parameters()}
-        result = functional_call(self, low, (layout, entropy, values))
+        result = functional_call(self, low, (layout, entropy, values, top_ids))
         return result
 
-    def forward(self, layout: Layout, entropy: bool, values: bool) -> Scored:
+    def forward(self, layout: Layout, entropy: bool, values: bool, top_ids: torch.Tensor | None) -> Scored:
         head = self.model.get_output_embeddings()
         device = head.weight.device
         packing = Packing(layout.spans, device)
@@ -88,23 +101,32 @@ class Scorer(nn.Module):
                 "attention interface; the others would mix the trajectories of a pack"
             )
         hidden = output.last_hidden_state[0]
-        rows = torch.from_numpy(layout.row_of).to(device)
+        rows, targets, index = (
+            torch.from_numpy(a).to(device) for a in (layout.row_of, layout.targets, layout.token_index)
+        )
+        wanted, count = len(targets), 0 if top_ids is None else top_ids.shape[1]
+        if top_ids is not None:
+            targets = torch.cat([targets, top_ids.to(device)[index].flatten()])
         logprobs, entropies = token_logprobs(
             hidden,
             head.weight,
-            rows,
-            torch.from_numpy(layout.targets).to(device),
+            torch.cat([rows, rows.repeat_interleave(count)]),
+            targets,
             temperature=self.temperature,
             bias=head.bias,
             entropy=entropy,
         )
-        index = torch.from_numpy(layout.token_index).to(device)
-        full = torch.zeros(int(layout.offsets[-1]), device=device)
         states = None
         if values:
             assert self.critic is not None, "values of a model without critic"
-            states = self.critic(hidden.detach().index_select(0, rows))[:, 0].float()
-        return Scored(logprobs, entropies, states).map(lambda column: full.index_copy(0, index, column))
+            states = self.critic(hidden.detach().index_select(0, rows))[:, 0].to(logprobs.dtype)
+        tokens = int(layout.offsets[-1])
+        return Scored(
+            logprobs[:wanted],
+            None if entropies is None else entropies[:wanted],
+            states,
+            None if top_ids is None else logprobs[wanted:].view(wanted, count),
+        ).map(lambda column: column.new_zeros(tokens, *column.shape[1:]).index_copy(0, index, column).cpu())
 
 
 def _stand_in() -> Layout:
@@ -119,16 +141,19 @@ def load_scorer(
     temperature: float,
     activation_checkpointing: bool = False,
     critic: bool = False,
+    device: torch.device | str = "cpu",
 ) -> Scorer:
-    """Load a model directory for training. `dtype` is the compute dtype, float32 or bfloat16; masters are float32.
+    """Load a model directory for training. `dtype` is the compute dtype, float32 or bfloat16; masters are float32. With
+    float64 both are, for proofs.
 
     Raises `ModelError` when the model computes something that packed scoring does not.
     """
-    if dtype not in ("float32", "bfloat16"):
-        raise ModelError(f"training dtype {dtype!r}: allowed are float32 and bfloat16")
+    if dtype not in ("float64", "float32", "bfloat16"):
+        raise ModelError(f"training dtype {dtype!r}: allowed are float32 and bfloat16, and float64 for proofs")
+    master = torch.float64 if dtype == "float64" else torch.float32
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=torch.float32, attn_implementation=PACKED_ATTENTION, local_files_only=True
+            directory, dtype=master, attn_implementation=PACKED_ATTENTION, local_files_only=True
         )
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"model directory {directory}: transformers cannot load it for training: {error}") from error
@@ -144,4 +169,5 @@ def load_scorer(
         enable = model.activation_checkpointing_enable if new else model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
     model.train()
-    return Scorer(model, temperature=temperature, compute_dtype=getattr(torch, dtype), critic=critic)
+    scorer = Scorer(model, temperature=temperature, compute_dtype=getattr(torch, dtype), critic=critic)
+    return scorer.to(device=device, dtype=master)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from miles_core.contracts.component import ComponentConfig
 from miles_core.training.schedule import Schedule
 
-__all__ = ["FsdpConfig", "LoraConfig"]
+__all__ = ["Device", "FsdpConfig", "LoraConfig"]
+
+Device = Literal["auto", "cpu", "cuda"]
 
 
 class LoraConfig(ComponentConfig):
@@ -30,6 +34,9 @@ class FsdpConfig(ComponentConfig):
 
     nproc: int = Field(default=1, ge=1)
     """Trainer processes: FSDP2 shards weights, gradients and optimizer state over them."""
+
+    device: Device = "auto"
+    """Where to compute: `cpu`, `cuda` (one GPU a process), or `auto`, a GPU where there is one."""
 
     learning_rate: float = Field(default=1e-6, gt=0)
     """Peak learning rate."""

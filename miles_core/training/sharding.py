@@ -15,16 +15,17 @@ from miles_core.training.scorer import Scorer
 __all__ = ["gathered", "own_part", "shard"]
 
 
-def shard(scorer: Scorer, ranks: Ranks) -> None:
+def shard(scorer: Scorer, ranks: Ranks, device: torch.device) -> None:
     """Shard in place, one unit a transformer block and one for the rest. With one rank nothing changes.
 
     Gradients are *summed* over ranks: the objective's weights are those of the global batch already.
     """
     if ranks.size == 1:
         return
-    mesh = init_device_mesh("cpu", (ranks.size,))
-    low = None if scorer.compute_dtype == torch.float32 else scorer.compute_dtype
-    policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
+    mesh = init_device_mesh(device.type, (ranks.size,))
+    low = scorer.compute_dtype if scorer.compute_dtype == torch.bfloat16 else None
+    # Sums over ranks are in the dtype of the masters.
+    policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32 if low else None)
     blocks = set(scorer.model._no_split_modules)
     for module in scorer.modules():
         if type(module).__name__ in blocks:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +19,9 @@ from miles_core.contracts.objective import BatchColumns, Needs, Objective, Prepa
 from miles_core.data.group import Batch
 from miles_core.data.trajectory import Trajectory
 from miles_core.errors import NumericsError
-from miles_core.training.checkpoint import load_state, save_state
+from miles_core.training.checkpoint import load_state, snapshot, write_state
 from miles_core.training.columns import batch_columns, training_trajectories
+from miles_core.training.device import device_of
 from miles_core.training.fidelity import fidelity_metrics
 from miles_core.training.layout import Layout, lay_out
 from miles_core.training.lora import add_adapters, save_adapter
@@ -48,31 +51,39 @@ class Trainer:
         self.config = config
         self.start = start
         self.step = 0
-        self.ranks = Ranks.join(start)
+        self.device = device_of(config.device, start.rank)
+        self.ranks = Ranks.join(start, self.device)
         self.scorer = load_scorer(
             start.model_directory,
             dtype=start.dtype,
             temperature=start.temperature,
             activation_checkpointing=config.activation_checkpointing,
             critic=start.critic,
+            device=self.device,
         )
         if config.lora is not None:
             add_adapters(self.scorer.model, config.lora)
-        shard(self.scorer, self.ranks)
+        shard(self.scorer, self.ranks, self.device)
         self._reference: Scorer | None = None
         self.policy = [p for p in self.scorer.model.parameters() if p.requires_grad]
         self.critic = [] if self.scorer.critic is None else list(self.scorer.critic.parameters())
         self.optimizer = adamw(self.policy, config, config.learning_rate)
         self.critic_optimizer = adamw(self.critic, config, config.critic_learning_rate) if self.critic else None
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._writers = self.ranks.another_group()
+        self._saving: Future[None] | None = None
 
     @property
     def reference(self) -> Scorer:
         """The weights that the run started from, frozen; loaded when something first asks for them."""
         if self._reference is None:
             self._reference = load_scorer(
-                self.start.model_directory, dtype=self.start.dtype, temperature=self.start.temperature
+                self.start.model_directory,
+                dtype=self.start.dtype,
+                temperature=self.start.temperature,
+                device=self.device,
             ).requires_grad_(False)
-            shard(self._reference, self.ranks)
+            shard(self._reference, self.ranks, self.device)
         return self._reference
 
     def micro_batches(self, trajectories: Sequence[Trajectory], wanted: Masks) -> Iterator[Layout]:
@@ -106,12 +117,14 @@ class Trainer:
             columns = self._columns(batch, trajectories, masks, objective.needs)
             prepared = objective.prepare(columns)
         with _timed(seconds, "forward_backward"):
-            loss, metrics, logprobs = self._accumulate(trajectories, masks, prepared, objective.needs)
+            top_ids = columns.teacher_top_ids if Needs.TEACHER_TOP in objective.needs else None
+            work = _Work(trajectories, masks, prepared, objective.needs, top_ids)
+            loss, metrics, logprobs = self._accumulate(work)
         with _timed(seconds, "optimizer"):
             norm = clip(self.policy, self.config.max_grad_norm, self.ranks)
             critic_norm = clip(self.critic, self.config.max_grad_norm, self.ranks)
             if not np.isfinite(norm + critic_norm):
-                self._refuse_gradient(trajectories, masks, prepared, objective.needs, norm + critic_norm)
+                self._refuse_gradient(work, norm + critic_norm)
             rate = self._move()
         return StepReport(
             step=self.step,
@@ -155,6 +168,8 @@ class Trainer:
         columns = batch_columns(batch)
         if Needs.TEACHER in needs and columns.teacher_logprobs is None:
             raise ValueError("the objective asks for a teacher's log-probs, but the batch has none")
+        if Needs.TEACHER_TOP in needs and columns.teacher_top_logprobs is None:
+            raise ValueError("the objective asks for a teacher's likeliest tokens, but the batch has none")
         if Needs.TRAINER_LOGPROBS in needs or Needs.VALUES in needs:
             scored = self._scored(trajectories, masks, self.scorer, values=Needs.VALUES in needs)
             old = scored.logprobs if Needs.TRAINER_LOGPROBS in needs else None
@@ -169,7 +184,7 @@ class Trainer:
     ) -> Scored:
         """Flat columns over all tokens of the trajectories, on every rank; without gradients."""
         starts = _starts(trajectories)
-        columns = torch.zeros(2 if values else 1, starts[-1])
+        columns = torch.zeros(2 if values else 1, starts[-1], dtype=scorer.dtype)
         with torch.no_grad():
             for layout in self.micro_batches(trajectories, wanted):
                 scored = scorer.score(layout, values=values)
@@ -179,17 +194,15 @@ class Trainer:
         self.ranks.sum(columns)
         return Scored(columns[0], None, columns[1] if values else None)
 
-    def _accumulate(
-        self, trajectories: Sequence[Trajectory], masks: Masks, prepared: PreparedObjective, needs: Needs
-    ) -> tuple[float, dict[str, float], torch.Tensor]:
+    def _accumulate(self, work: _Work) -> tuple[float, dict[str, float], torch.Tensor]:
         """Gradients of all micro-batches; the loss, the metrics' sums, and the log-probs [N] of the batch."""
-        starts = _starts(trajectories)
-        logprobs = torch.zeros(starts[-1])
+        starts = _starts(work.trajectories)
+        logprobs = torch.zeros(starts[-1], dtype=self.scorer.dtype)
         totals = {"": 0.0}
-        for layout in self.micro_batches(trajectories, masks):
+        for layout in self.micro_batches(work.trajectories, work.masks):
             loss, failure = None, None
             try:
-                loss, sums, scored = self._loss(layout, prepared, needs)
+                loss, sums, scored = self._loss(layout, work)
             except NumericsError as error:
                 failure = error
             try:
@@ -206,26 +219,27 @@ class Trainer:
         metrics = self.ranks.sums(totals)
         return metrics.pop(""), metrics, self.ranks.sum(logprobs)
 
-    def _loss(
-        self, layout: Layout, prepared: PreparedObjective, needs: Needs
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor]:
-        scored = self.scorer.score(layout, entropy=Needs.ENTROPY in needs, values=Needs.VALUES in needs)
-        named = {"entropy": scored.entropy, "values": scored.values}
-        extra = {name: column for name, column in named.items() if column is not None}
-        loss, sums = prepared.loss(torch.from_numpy(layout.trajectories), scored.logprobs, extra)
+    def _loss(self, layout: Layout, work: _Work) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor]:
+        starts = _starts(work.trajectories)
+        scored = self.scorer.score(
+            layout,
+            entropy=Needs.ENTROPY in work.needs,
+            values=Needs.VALUES in work.needs,
+            top_ids=None if work.top_ids is None else _taken(work.top_ids, layout, starts),
+        )
+        extra = {name: column for name, column in scored._asdict().items() if name != "logprobs" and column is not None}
+        loss, sums = work.prepared.loss(torch.from_numpy(layout.trajectories), scored.logprobs, extra)
         return loss, dict(sums), scored.logprobs.detach()
 
-    def _refuse_gradient(
-        self, trajectories: Sequence[Trajectory], masks: Masks, prepared: PreparedObjective, needs: Needs, norm: float
-    ) -> None:
+    def _refuse_gradient(self, work: _Work, norm: float) -> None:
         """Find the trajectories whose gradient is not finite, one micro-batch at a time, and raise."""
         guilty: list[str] = []
-        for layout in self.micro_batches(trajectories, masks):
+        for layout in self.micro_batches(work.trajectories, work.masks):
             self._forget_gradients()
-            torch.autograd.backward(self._loss(layout, prepared, needs)[0])
+            torch.autograd.backward(self._loss(layout, work)[0])
             finite = all(bool(g.isfinite().all()) for g in gradients_of([*self.policy, *self.critic]))
             if self.ranks.any(not finite):
-                own = [trajectories[i].trajectory_id for i in layout.trajectories]
+                own = [work.trajectories[i].trajectory_id for i in layout.trajectories]
                 guilty += [name for names in self.ranks.gather(own) for name in names]
         self._forget_gradients()
         where = ", ".join(guilty[:8]) or "only the sum over micro-batches"
@@ -239,13 +253,36 @@ class Trainer:
         """See `miles_core.training.weights.named_weights`."""
         return named_weights(self.scorer)
 
-    def save(self, directory: Path) -> None:
-        """See `miles_core.training.checkpoint.save_state`."""
-        save_state(directory, self.scorer, self._optimizers, step=self.step)
+    def begin_save(self, directory: Path) -> None:
+        """Copy everything to host memory, and write the copy beside what comes next. See `training.checkpoint`."""
+        self.finish_save()
+        state = snapshot(self.scorer, self._optimizers, step=self.step)
+        self._saving = self._writer.submit(write_state, directory, state, self._writers)
+
+    def finish_save(self, *, wait: bool = True) -> bool:
+        """Whether the last checkpoint is complete on disk; raises what its writing met."""
+        if self._saving is None:
+            return True
+        if not wait and not self._saving.done():
+            return False
+        saving, self._saving = self._saving, None
+        saving.result()
+        return True
 
     def load(self, directory: Path) -> None:
         """Continue exactly where `save` stopped."""
         self.step = load_state(directory, self.scorer, self._optimizers)
+
+    def move(self, device: torch.device) -> None:
+        """Put weights and optimizer state there; to compute, they must be on `self.device`."""
+        for scorer in (self.scorer, self._reference):
+            if scorer is not None:
+                scorer.to(device)
+        for optimizer in self._optimizers:
+            for state in optimizer.state.values():
+                state.update({key: value.to(device) for key, value in state.items()})
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     @property
     def _optimizers(self) -> list[torch.optim.Optimizer]:
@@ -266,6 +303,16 @@ class Trainer:
             save_adapter(self.scorer.model, self.config.lora, directory / "adapter", base=base, write=writes)
 
 
+class _Work(NamedTuple):
+    """What one step computes: the loss of these tokens. `top_ids` int64 [N, k] are the teacher's, where they count."""
+
+    trajectories: Sequence[Trajectory]
+    masks: Masks
+    prepared: PreparedObjective
+    needs: Needs
+    top_ids: torch.Tensor | None
+
+
 @contextmanager
 def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
     begin = time.perf_counter()
@@ -282,3 +329,9 @@ def _place(column: torch.Tensor, values: torch.Tensor, layout: Layout, starts: S
     """Write a layout's tokens to where they stand in the batch."""
     for index, start, stop in zip(layout.trajectories, layout.offsets[:-1], layout.offsets[1:], strict=True):
         column[starts[index] : starts[index + 1]] = values[start:stop]
+
+
+def _taken(column: torch.Tensor, layout: Layout, starts: Sequence[int]) -> torch.Tensor:
+    """The inverse of `_place`: a column's values at a layout's tokens."""
+    parts = [column[starts[index] : starts[index + 1]] for index in layout.trajectories]
+    return torch.cat([column[:0], *parts])

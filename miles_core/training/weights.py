@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.core_model_loading import revert_weight_conversion
 
 from miles_core.training.lora import ADAPTER, adapted_modules, merged
 from miles_core.training.scorer import Scorer
@@ -35,7 +36,12 @@ def named_weights(scorer: Scorer) -> Iterator[tuple[str, torch.Tensor]]:
         whole = gathered(tensor)
         if found and kind == "weight":
             whole = merged(whole, adapted[module])
-        yield (f"{module}.{kind}" if found else name), whole
+        yield from _as_in_checkpoint(scorer.model, f"{module}.{kind}" if found else name, whole)
+
+
+def _as_in_checkpoint(model: Any, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """transformers 5 packs tensors of a checkpoint (the experts of a layer) into one parameter; this unpacks it."""
+    yield from revert_weight_conversion(model, {name: tensor}).items()
 
 
 def save_pretrained(model: Any, weights: Mapping[str, torch.Tensor], directory: Path) -> None:

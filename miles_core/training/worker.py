@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,11 +23,13 @@ from typing import TYPE_CHECKING, Any
 from miles_core.config.load import loaded_from_tree
 from miles_core.config.run import RunConfig
 from miles_core.contracts.backends import BackendStart, StepReport, TrainBackend
+from miles_core.contracts.engines import Engine, WeightWitness
 from miles_core.contracts.objective import AdvantageEstimator, Correction, LossTerm, Needs, Objective
-from miles_core.contracts.transports import Published, WeightTransport
+from miles_core.contracts.transports import Published, WeightSender, WeightTransport
 from miles_core.data.group import Batch
 from miles_core.objective.compose import WeightedTerm, compose
 from miles_core.plugins import PluginManager
+from miles_core.training.outgoing import in_dtype, seen_by
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,7 +74,9 @@ class TrainerService:
     def __init__(self) -> None:
         self._backend: TrainBackend[Any] | None = None
         self._objective: Objective | None = None
-        self._sender: Any = None
+        self._sender: WeightSender | None = None
+        self._witness: Callable[[], WeightWitness | None] = lambda: None
+        self._dtype = "float32"
         self._store: Any = None
 
     @property
@@ -109,6 +113,8 @@ class TrainerService:
             WeightTransport,
         )
         self._sender = transport.sender(run_directory)
+        self._dtype = config.model.dtype
+        self._witness = plugins.create("miles_engines", config.engine.use, config.engine.settings, Engine).witness
 
     def train_step(self, batch: Batch) -> StepReport:
         assert self._objective is not None, "a call before start"
@@ -120,14 +126,29 @@ class TrainerService:
     def publish(self, version: int) -> Published | None:
         """Hand the current weights to the transport; on other ranks than 0 only help to gather them."""
         if self._sender is None:
-            for _ in self.backend.named_weights():
-                pass
+            self._gather()
             return None
-        published: Published = self._sender.send(version, self.backend.named_weights())
-        return published
+        witness = self._witness()
+        weights = in_dtype(self.backend.named_weights(), self._dtype)
+        published = self._sender.send(version, weights if witness is None else seen_by(witness, weights))
+        return published if witness is None else dataclasses.replace(published, expected=witness.expected())
 
-    def save(self, directory: Path) -> None:
-        self.backend.save(directory)
+    def transfer(self, published: Published, session: Mapping[str, object]) -> None:
+        """Move the bytes of an in-place transport; on other ranks than 0 only help to gather them."""
+        if self._sender is None:
+            self._gather()
+        else:
+            self._sender.transfer(published, in_dtype(self.backend.named_weights(), self._dtype), session)
+
+    def _gather(self) -> None:
+        for _ in self.backend.named_weights():
+            pass
+
+    def begin_save(self, directory: Path) -> None:
+        self.backend.begin_save(directory)
+
+    def finish_save(self, wait: bool) -> bool:
+        return self.backend.finish_save(wait=wait)
 
     def load(self, directory: Path) -> None:
         self.backend.load(directory)

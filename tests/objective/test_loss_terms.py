@@ -248,6 +248,21 @@ def test_non_finite_numbers_name_their_trajectories(slow):
         prepared.loss(torch.tensor([0, 1]), logprobs, {})
 
 
+def test_an_advantage_that_is_not_finite_names_its_trajectories(slow):
+    class Broken(Grpo):
+        def estimate(self, columns):
+            found = super().estimate(columns)
+            return dataclasses.replace(found, advantages=found.advantages.index_fill(0, torch.tensor([3]), math.nan))
+
+    objective = compose(
+        estimator=Broken(GrpoConfig()), terms=[WeightedTerm(name="policy", term=Policy(PolicyConfig()))]
+    )
+    with pytest.raises(
+        NumericsError, match=r"advantage is not finite \(nan\) in trajectories t1; the optimizer has not"
+    ):
+        objective.prepare(slow.plain_columns([0.0, 1.0], [0, 0], lengths=[2, 2]))
+
+
 def test_compose_refuses_what_does_not_fit():
     with pytest.raises(ValueError, match="at least one loss term"):
         compose(estimator=None, terms=[])
