@@ -74,9 +74,10 @@ def _critic_problems(found: Sequence[tuple[Slot, Registration]], loaded: LoadedC
 
 
 def _teacher_problems(found: Sequence[tuple[Slot, Registration]], loaded: LoadedConfig) -> Iterator[Problem]:
-    """A teacher and somebody who listens to it; at the temperature at which engines score given tokens."""
+    """A teacher and somebody who listens to it; at the student's temperature."""
     config = loaded.config
-    listeners = {r.name for slot, r in found if slot.key.startswith("objective.") and _wants(r, Needs.TEACHER)}
+    parts = [r for slot, r in found if slot.key.startswith("objective.")]
+    listeners = {r.name for r in parts if _wants(r, Needs.TEACHER) or _wants(r, Needs.TEACHER_TOP)}
     if listeners and config.teacher is None:
         yield Problem(
             key="teacher",
@@ -93,15 +94,31 @@ def _teacher_problems(found: Sequence[tuple[Slot, Registration]], loaded: Loaded
             origin=loaded.origin("teacher"),
             hint='add "distillation" to objective.terms, or remove [teacher]',
         )
-    if config.sampling.temperature != 1.0:
+    top = {r.name for r in parts if _wants(r, Needs.TEACHER_TOP)}
+    if bool(top) != bool(config.teacher.top_k):
+        yield Problem(
+            key="teacher.top_k",
+            message=f"{_listed(top)} learns from the teacher's likeliest tokens, and none are recorded"
+            if top
+            else "has no effect: no part of the objective learns from the teacher's likeliest tokens",
+            origin=loaded.origin("teacher.top_k"),
+            value=config.teacher.top_k,
+            hint="set it to 8 or more" if top else 'add "distillation_top_k" to objective.terms, or remove it',
+        )
+    fixed = [r.name for slot, r in found if slot.key == "teacher.engine" and not _scores_at_temperature(r)]
+    if config.sampling.temperature != 1.0 and fixed:
         yield Problem(
             key="sampling.temperature",
-            message="must be 1.0 with a teacher: engines give log-probs of given tokens at temperature 1, and student "
-            "and teacher are compared at one temperature",
+            message=f"must be 1.0 with a teacher on {fixed[0]!r}: it gives log-probs of given tokens at temperature 1, "
+            "and student and teacher are compared at one temperature",
             origin=loaded.origin("sampling.temperature"),
             value=config.sampling.temperature,
-            hint="set it to 1.0",
+            hint='set it to 1.0, or teacher.engine = "embedded"',
         )
+
+
+def _scores_at_temperature(registration: Registration) -> bool:
+    return bool(getattr(registration.component, "scores_at_temperature", False))
 
 
 def _listed(names: set[str]) -> str:

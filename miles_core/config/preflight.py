@@ -59,6 +59,11 @@ def preflight(loaded: LoadedConfig, plugins: PluginManager) -> PreflightReport:
         for slot, registration in found
         if getattr(registration.component, "merges_histories", False)
     ]
+    if loaded.config.schedule.over_sample:
+        notes.append(
+            f"schedule.over_sample = {loaded.config.schedule.over_sample}: which groups train depends on which finish "
+            "first, so that two runs of this config differ"
+        )
     return PreflightReport(problems=tuple(problems), notes=tuple(notes))
 
 
@@ -163,6 +168,15 @@ def _number_problems(loaded: LoadedConfig) -> Iterator[Problem]:
             value=schedule.max_running,
             hint="set it to a multiple of schedule.group_size, or 0",
         )
+    for key, mode in (("over_sample", "sync"), ("adaptive", "async")):
+        if getattr(schedule, key) and schedule.mode != mode:
+            yield _problem(
+                loaded,
+                f"schedule.{key}",
+                f"does nothing with schedule.mode = {schedule.mode!r}: it belongs to {mode!r}",
+                value=getattr(schedule, key),
+                hint=f'set schedule.mode = "{mode}", or leave schedule.{key} out',
+            )
     names = [d.name for d in config.evaluation.datasets]
     for name in sorted({n for n in names if names.count(n) > 1}):
         yield _problem(

@@ -174,16 +174,27 @@ class ScheduleSection(Section):
     """Episodes of one group."""
 
     episode_timeout: float = Field(default=600.0, gt=0)
-    """Seconds that an episode may take before it is `failed`."""
+    """Seconds that an episode may take before it is `failed`; those in which it is parked apart."""
+
+    reward_timeout: float = Field(default=600.0, gt=0)
+    """Seconds that scoring a group may take before its episodes are `failed`."""
 
     retries: int = Field(default=2, ge=0)
-    """How often a group with a failed or aborted episode is tried again before it is dropped."""
+    """How often a group with a failed or aborted episode is tried again before it is dropped, and how often a stale one
+    is generated again (`stale`)."""
 
     max_drops: int = Field(default=0, ge=0)
     """Stop the run when one step has dropped this many groups; 0 means 20 × batch_groups."""
 
     pause: Literal["retract", "in_place", "abort"] = "retract"
     """What happens to requests in flight when weights change."""
+
+    over_sample: int = Field(default=0, ge=0)
+    """sync: groups issued beyond batch_groups; the first that pass train. What is reproducible no longer is."""
+
+    partial: bool = False
+    """Keep what the end of a synchronous step, or `pause = "abort"`, interrupts, and go on from there; without it those
+    episodes start anew."""
 
     max_running: int = Field(default=0, ge=0)
     """async: most episodes that run at once; 0 means 2 × batch_groups × group_size."""
@@ -195,13 +206,23 @@ class ScheduleSection(Section):
     """async: the buffer holds capacity × batch_groups finished groups."""
 
     max_staleness: int = Field(default=2, ge=0)
-    """async: most policy versions between the oldest token of a group and the trainer."""
+    """async, partial: most policy versions between the oldest token of a group and the trainer."""
 
-    stale: Literal["drop", "retry"] = "drop"
-    """async: what happens to a group over `max_staleness`."""
+    stale: Literal["drop", "retry", "reweight", "resample"] = "drop"
+    """async, partial: what happens to a group over `max_staleness`: it is dropped, tried again, trained on its younger
+    tokens, or its too old episodes are generated again."""
+
+    stale_decay: float = Field(default=0.0, ge=0, lt=1)
+    """`stale = "reweight"`: weight of a token, to the power of its versions over the bound; 0 trains none of them."""
 
     order: Literal["fifo", "freshest", "oldest_issue"] = "fifo"
     """async: which finished groups are trained first."""
+
+    adaptive: bool = False
+    """async: let concurrency and capacity follow measured rates. `max_running` and `capacity` become upper bounds."""
+
+    target_staleness: float = Field(default=1.0, ge=0)
+    """adaptive: mean staleness of a batch's groups that is aimed at, in versions."""
 
 
 class SessionsSection(Section):
@@ -259,6 +280,9 @@ class TeacherSection(Section):
 
     engine: Named = Field(default=ComponentSection(use="embedded"), validate_default=True)
     """Inference engine that scores the student's tokens."""
+
+    top_k: int = Field(default=0, ge=0)
+    """How many of the teacher's likeliest tokens to record at every position, for `distillation_top_k`."""
 
 
 class RewardSection(ComponentSection):

@@ -1,7 +1,11 @@
-"""Admission: how a synchronous step makes its samples independent of timing.
+"""Admission: what an episode sees of the engines, in an order that does not depend on timing, and past interruptions.
 
-Requests posted while the engines are held queue up; each episode's client says when its first request stands in
-the queue, and carries the episode's place in submission order as the request's priority.
+Batched float arithmetic depends on what is batched together. To make a synchronous step reproducible, its requests
+are queued while the engines are held, in submission order, and then start together. A client tells when its first
+request stands in the queue, and carries the episode's place in submission order as the request's priority.
+
+With `partial`, a request that was aborted on purpose (a weight update with `pause = "abort"`, the end of a synchronous
+step) goes on behind what it had sampled, so that an environment sees one generation and never the cut.
 """
 
 from __future__ import annotations
@@ -13,12 +17,18 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from miles_core.contracts.engines import Generation, OnTokens, PauseMode, Sampling
+from miles_core.rollout.continuation import joined, remainder
 
 __all__ = ["AdmissionClient", "EngineHold", "QueuingEngine"]
 
 
 class QueuingEngine(Protocol):
     """The engines of a run as the producer needs them."""
+
+    @property
+    def interruptions(self) -> int:
+        """How often everything in flight was aborted on purpose, twice: odd while that is going on."""
+        ...
 
     async def generate(
         self,
@@ -31,16 +41,33 @@ class QueuingEngine(Protocol):
         on_tokens: OnTokens | None = None,
     ) -> Generation: ...
 
-    def paused(self, mode: PauseMode) -> AbstractAsyncContextManager[None]: ...
+    async def interrupt(self) -> None:
+        """Abort everything in flight; each request answers with what it has."""
+        ...
+
+    def paused(self, mode: PauseMode) -> AbstractAsyncContextManager[object]: ...
 
     def forget(self, routing_key: str) -> None: ...
 
 
 class EngineHold:
-    """The engines, and the means to hold them."""
+    """The engines, and the means to hold them. `partial` continues what is aborted on purpose; `decode` turns token ids
+    into the text in which stop strings are looked for."""
 
-    def __init__(self, engine: QueuingEngine) -> None:
+    def __init__(
+        self,
+        engine: QueuingEngine,
+        *,
+        partial: bool = False,
+        decode: Callable[[Sequence[int]], str] | None = None,
+    ) -> None:
+        assert decode is not None or not partial, "stop strings across a cut need a decoder"
         self.engine = engine
+        self.partial = partial
+        self.decode = decode
+        self.going = asyncio.Event()
+        """Set but between two synchronous steps, when partial episodes wait."""
+        self.going.set()
 
     @contextlib.asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
@@ -48,13 +75,30 @@ class EngineHold:
         async with self.engine.paused("in_place"):
             yield
 
+    async def park(self) -> None:
+        """Interrupt the training episodes: what they ask for waits until `resume`."""
+        self.going.clear()
+        await self.engine.interrupt()
+
+    def resume(self) -> None:
+        """Let parked episodes go on."""
+        self.going.set()
+
 
 class AdmissionClient:
-    """One episode's engine client. `queued` is set once its first request stands in an engine's queue."""
+    """One episode's engine client. `queued` is set once its first request stands in an engine's queue.
 
-    def __init__(self, engine: QueuingEngine, *, priority: int) -> None:
-        self._engine = engine
+    `parks` is false for episodes that no step's end interrupts (evaluation). `deadline` is the episode's; it stands
+    still while the episode is parked.
+    """
+
+    def __init__(self, hold: EngineHold, *, priority: int, parks: bool = True) -> None:
+        self._hold = hold
         self._priority = priority
+        self._continues = parks and hold.partial
+        self._parked = 0
+        self._left: float | None = None
+        self.deadline: asyncio.Timeout | None = None
         self.queued = asyncio.Event()
 
     async def generate(
@@ -67,11 +111,51 @@ class AdmissionClient:
         on_tokens: OnTokens | None = None,
     ) -> Generation:
         """As `EngineClient.generate`; the episode's own place in submission order is the priority."""
-        return await self._engine.generate(
-            input_ids,
-            sampling,
-            routing_key=routing_key,
-            priority=self._priority + priority,
-            on_queued=self.queued.set,
-            **({} if on_tokens is None else {"on_tokens": on_tokens}),
-        )
+        engine = self._hold.engine
+        parts: list[Generation] = []
+        sampled: list[int] = []
+        while True:
+            if self._continues and not self._hold.going.is_set():
+                await self._wait()
+            before = engine.interruptions
+            part = await engine.generate(
+                [*input_ids, *sampled] if sampled else input_ids,
+                remainder(sampling, len(sampled)),
+                routing_key=routing_key,
+                priority=self._priority + priority,
+                on_queued=self.queued.set,
+                **({} if on_tokens is None else {"on_tokens": _behind(sampled, on_tokens)}),
+            )
+            parts.append(part)
+            interrupted = before % 2 == 1 or engine.interruptions != before
+            if not (self._continues and interrupted and part.finish_reason == "abort"):
+                break
+            sampled = [*sampled, *part.token_ids.tolist()]
+            if len(sampled) >= sampling.max_new_tokens:
+                break
+        if len(parts) == 1:
+            return part
+        assert self._hold.decode is not None
+        return joined(parts, sampling, self._hold.decode)
+
+    async def _wait(self) -> None:
+        """Wait until training episodes go on. The first request that waits stops the deadline, the last one lets it go
+        on."""
+        loop = asyncio.get_running_loop()
+        self._parked += 1
+        if self._parked == 1 and self.deadline is not None and (when := self.deadline.when()) is not None:
+            self._left = when - loop.time()
+            self.deadline.reschedule(None)
+        try:
+            await self._hold.going.wait()
+        finally:
+            self._parked -= 1
+            if self._parked == 0 and self._left is not None:
+                assert self.deadline is not None
+                self.deadline.reschedule(loop.time() + self._left)
+                self._left = None
+
+
+def _behind(sampled: Sequence[int], on_tokens: OnTokens) -> OnTokens:
+    """`on_tokens` is given all ids so far, those of earlier parts included."""
+    return (lambda ids: on_tokens([*sampled, *ids])) if sampled else on_tokens

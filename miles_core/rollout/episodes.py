@@ -7,24 +7,24 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from miles_core.contracts.engines import EngineClient
 from miles_core.contracts.environments import EpisodeTask, GenerateEnvironment
 from miles_core.contracts.rewards import Reward, Sample
 from miles_core.data.group import Episode, Group
 from miles_core.data.messages import text_of
 from miles_core.data.trajectory import Status
 from miles_core.errors import RewardError
+from miles_core.rollout.admission import AdmissionClient
 
 __all__ = ["run_episode", "score_group"]
 
 
 async def run_episode(
-    environment: GenerateEnvironment[Any], task: EpisodeTask, engine: EngineClient, *, timeout: float
+    environment: GenerateEnvironment[Any], task: EpisodeTask, engine: AdmissionClient, *, timeout: float
 ) -> Episode:
-    """One episode that always ends: past `timeout` seconds, or when anything in it raises, it is `failed` with the
-    reason. Cancellation alone passes through."""
+    """One episode that always ends: past `timeout` seconds (those in which it was parked apart), or when anything in it
+    raises, it is `failed` with the reason. Cancellation alone passes through."""
     try:
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(timeout) as engine.deadline:
             return await environment.generate(task, engine)
     except TimeoutError:
         error = f"the episode took more than [schedule] episode_timeout = {timeout:g} s"
@@ -46,18 +46,24 @@ async def score_group(
     reward: Reward[Any],
     *,
     reward_key: str | None,
+    timeout: float | None = None,
 ) -> Group:
-    """The group with a reward on every episode that did not fail. An episode that cannot be scored is `failed`, never
-    worth 0. An episode that brought its own reward keeps it."""
+    """The group with a reward on every episode that did not fail. An episode that cannot be scored, or not within
+    `timeout` seconds, is `failed`, never worth 0. An episode that brought its own reward keeps it, and one that was
+    scored before (in a group of which others were generated again) too."""
     scored = list(group.episodes)
     unscored = [
         i for i, e in enumerate(scored) if e.status in (Status.COMPLETED, Status.TRUNCATED) and e.reward is None
     ]
     samples = [_sample(group, scored[i]) for i in unscored]
     try:
-        scores: list[Any] = list(await reward.score(samples)) if samples else []
+        async with asyncio.timeout(timeout):
+            scores: list[Any] = list(await reward.score(samples)) if samples else []
     except RewardError as error:
         scores = [error] * len(samples)
+    except TimeoutError as error:
+        late = f"the reward took more than [schedule] reward_timeout = {timeout:g} s" if timeout else str(error)
+        scores = [RewardError(late)] * len(samples)
     if len(scores) != len(samples):
         raise RewardError(f"the reward gave {len(scores)} scores for {len(samples)} samples of group {group.group_id}")
     for index, score in zip(unscored, scores, strict=True):

@@ -10,9 +10,10 @@ from __future__ import annotations
 import dataclasses
 import sqlite3
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NoReturn, get_args
 
 from miles_core.errors import LedgerError
 
@@ -30,6 +31,14 @@ _ALLOWED: dict[State | None, tuple[State, ...]] = {
     "dropped": (),
 }
 """Legal transitions. `trained` and `dropped` are left only by a rewind to an earlier checkpoint."""
+
+_SOURCES = {target: [s for s, targets in _ALLOWED.items() if s and target in targets] for target in get_args(State)}
+_MOVE: dict[State, str] = {
+    target: "UPDATE groups SET state = ?, step = ?, version = ?, reason = ?, attempt = attempt + ? "
+    f"WHERE group_id = ? AND state IN ({', '.join(map(repr, sources))})"
+    for target, sources in _SOURCES.items()
+}
+"""The statement that moves a group to a state, from where that is legal."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS transitions (
@@ -89,6 +98,7 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, isolation_level=None)
+        self._depth = 0
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._db.executescript(_SCHEMA)
@@ -96,9 +106,27 @@ class Ledger:
     def close(self) -> None:
         self._db.close()
 
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """One commit for everything inside, so that the conservation law holds at it. What raises undoes all of it, and
+        has to leave the outermost block."""
+        if self._depth == 0:
+            self._db.execute("BEGIN IMMEDIATE")
+        self._depth += 1
+        try:
+            yield
+        except BaseException:
+            self._depth -= 1
+            if self._depth == 0:
+                self._db.execute("ROLLBACK")
+            raise
+        self._depth -= 1
+        if self._depth == 0:
+            self._db.execute("COMMIT")
+
     def issue(self, group_id: str, *, position: int, prompt_id: str) -> None:
         """A new group, `pending`. Raises `LedgerError` when the group or the position was issued before."""
-        with self._transaction():
+        with self.transaction():
             try:
                 self._db.execute(
                     "INSERT INTO groups (group_id, position, prompt_id, attempt, state) VALUES (?, ?, ?, 0, 'pending')",
@@ -119,23 +147,22 @@ class Ledger:
     ) -> None:
         """Move groups to a state, all or none. Raises `LedgerError` for an illegal transition. `pending` from a later
         state is a retry, and counted in `attempt`."""
-        with self._transaction():
+        retry = 1 if state == "pending" else 0
+        with self.transaction():
             for group_id in group_ids:
-                row = self._db.execute("SELECT state FROM groups WHERE group_id = ?", (group_id,)).fetchone()
-                if row is None:
-                    raise LedgerError(f"group {group_id!r} was never issued, it cannot become {state}")
-                if state not in _ALLOWED[row[0]]:
-                    raise LedgerError(
-                        f"group {group_id!r} is {row[0]} and cannot become {state}; "
-                        f"allowed: {', '.join(_ALLOWED[row[0]]) or 'nothing'}"
-                    )
-                retry = 1 if state == "pending" else 0
-                self._db.execute(
-                    "UPDATE groups SET state = ?, step = ?, version = ?, reason = ?, attempt = attempt + ? "
-                    "WHERE group_id = ?",
-                    (state, step, version, reason, retry, group_id),
-                )
+                moved = self._db.execute(_MOVE[state], (state, step, version, reason, retry, group_id)).rowcount
+                if not moved:
+                    self._refuse(group_id, state)
                 self._append(group_id, state, step, version, reason)
+
+    def _refuse(self, group_id: str, state: State) -> NoReturn:
+        row = self._db.execute("SELECT state FROM groups WHERE group_id = ?", (group_id,)).fetchone()
+        if row is None:
+            raise LedgerError(f"group {group_id!r} was never issued, it cannot become {state}")
+        raise LedgerError(
+            f"group {group_id!r} is {row[0]} and cannot become {state}; "
+            f"allowed: {', '.join(_ALLOWED[row[0]]) or 'nothing'}"
+        )
 
     def rewind(self, step: int) -> list[Entry]:
         """Return to the moment when `step` steps were taken (a checkpoint): what was trained or dropped in a later
@@ -143,7 +170,7 @@ class Ledger:
 
         Returns the open groups in issue order.
         """
-        with self._transaction():
+        with self.transaction():
             lost = self._db.execute(
                 "SELECT group_id FROM groups WHERE state NOT IN ('trained', 'dropped') OR step >= ? ORDER BY position",
                 (step,),
@@ -208,17 +235,3 @@ class Ledger:
             "INSERT INTO transitions (group_id, state, step, version, reason, at) VALUES (?, ?, ?, ?, ?, ?)",
             (group_id, state, step, version, reason, time.time()),
         )
-
-    def _transaction(self) -> _Transaction:
-        return _Transaction(self._db)
-
-
-class _Transaction:
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def __enter__(self) -> None:
-        self._db.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self._db.execute("COMMIT" if kind is None else "ROLLBACK")

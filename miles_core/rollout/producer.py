@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,8 @@ from miles_core.contracts.filters import GroupFilter
 from miles_core.data.group import Episode, Group, Prompt
 from miles_core.rollout.admission import AdmissionClient, EngineHold
 from miles_core.rollout.episodes import run_episode
-from miles_core.rollout.scheduler import EpisodeStart, Scheduler
+from miles_core.rollout.policy import EpisodeStart
+from miles_core.rollout.scheduler import Scheduler
 
 __all__ = ["Producer", "evaluation_tasks", "run_all"]
 
@@ -34,10 +36,13 @@ class Producer:
         max_tokens: int,
         episode_timeout: float,
         ordered: bool,
+        parks: bool,
         reward_key: str | None,
         on_finished: Callable[[Group], None],
         on_dropped: Callable[[str, str], None],
     ) -> None:
+        """`ordered`: a step's requests start together, in submission order. `parks`: what a batch leaves running waits
+        until the next one is wanted."""
         self.scheduler = scheduler
         self._environment = environment
         self._hold = hold
@@ -47,10 +52,12 @@ class Producer:
         self._max_tokens = max_tokens
         self._timeout = episode_timeout
         self._ordered = ordered
+        self._parks = parks
         self._reward_key = reward_key
         self._on_finished = on_finished
         self._on_dropped = on_dropped
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], str] = {}
+        self._of_group: defaultdict[str, set[asyncio.Task[None]]] = defaultdict(set)
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
         self._held = 0
@@ -58,10 +65,15 @@ class Producer:
     async def batch(self, step: int, policy_version: int) -> Sequence[Group]:
         """The groups of the next batch. Raises what stopped the producer, if something did."""
         self.scheduler.begin(step)
+        self._hold.resume()
         while True:
             self._raise_failure()
             taken = self.scheduler.take(policy_version)
+            self._tell_drops()
             if taken is not None:
+                self._cancel(self.scheduler.withdrawn())
+                if self._parks and self.scheduler.running_episodes:
+                    await self._hold.park()
                 await self.pump()
                 return taken
             await self.pump()
@@ -75,10 +87,22 @@ class Producer:
         starts = self.scheduler.starts()
         if starts:
             tasks = [self._task(start) for start in starts]
-            launched = await _admitted(self._hold, tasks, self._run_to_end, ordered=self._ordered)
-            for task in launched:
-                self._tasks.add(task)
+            clients = [AdmissionClient(self._hold, priority=task.priority) for task in tasks]
+            launched = await _admitted(self._hold, tasks, clients, self._run_to_end, ordered=self._ordered)
+            for task, episode in zip(launched, tasks, strict=True):
+                self._tasks[task] = episode.group_id
+                self._of_group[episode.group_id].add(task)
                 task.add_done_callback(self._done)
+
+    def _cancel(self, group_ids: Sequence[str]) -> None:
+        """End the episodes of these groups; their requests are aborted in the engines."""
+        for group_id in group_ids:
+            for task in self._of_group.get(group_id, ()):
+                task.cancel()
+
+    def _tell_drops(self) -> None:
+        for group_id, reason in self.scheduler.drops():
+            self._on_dropped(group_id, reason)
 
     def _task(self, start: EpisodeStart) -> EpisodeTask:
         return EpisodeTask(
@@ -97,9 +121,8 @@ class Producer:
         if group is not None:
             scored = await self._score(group)
             self._on_finished(scored)
-            reason = self.scheduler.group_scored(scored, self._filter(scored))
-            if reason is not None:
-                self._on_dropped(group.group_id, reason)
+            self.scheduler.group_scored(scored, self._filter(scored))
+            self._tell_drops()
         self._changed.set()
         if not self._ordered:
             await self.pump()
@@ -116,7 +139,11 @@ class Producer:
         return None
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        group_id = self._tasks.pop(task)
+        siblings = self._of_group[group_id]
+        siblings.discard(task)
+        if not siblings:
+            del self._of_group[group_id]
         if not task.cancelled() and (error := task.exception()) is not None and self._failure is None:
             self._failure = error
         self._changed.set()
@@ -143,6 +170,7 @@ class Producer:
 async def _admitted(
     hold: EngineHold,
     tasks: Sequence[EpisodeTask],
+    clients: Sequence[AdmissionClient],
     run: Callable[[EpisodeTask, AdmissionClient], Awaitable[Any]],
     *,
     ordered: bool,
@@ -151,7 +179,6 @@ async def _admitted(
     request queued (or has ended without one), so that what they sample is a function of submission order, not of
     timing.
     """
-    clients = [AdmissionClient(hold.engine, priority=task.priority) for task in tasks]
 
     async def one(task: EpisodeTask, client: AdmissionClient) -> Any:
         try:
@@ -180,7 +207,8 @@ async def run_all(
     async def one(task: EpisodeTask, client: AdmissionClient) -> Episode:
         return await run_episode(environment, task, client, timeout=timeout)
 
-    started = await _admitted(hold, tasks, one, ordered=ordered)
+    clients = [AdmissionClient(hold, priority=task.priority, parks=False) for task in tasks]
+    started = await _admitted(hold, tasks, clients, one, ordered=ordered)
     return list(await asyncio.gather(*started))
 
 
