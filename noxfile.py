@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import nox
@@ -28,6 +29,10 @@ BASE_TESTS = (
     "tests/rollout",
 )
 """What must pass without torch; single tests in them that need it skip themselves."""
+
+
+USUAL = ("-m", "not gpu and not nightly and not sglang")
+"""Tests that need nothing but their session's environment."""
 
 
 def install(session: nox.Session, *what: str, model: bool = False) -> None:
@@ -56,11 +61,11 @@ def tests(session: nox.Session, environment: str) -> None:
     """The tests: with the training extra, without torch, and each plugin alone and together from built wheels."""
     if environment == "train":
         install(session, "-e", ".[train,lora,tasks,oracles,dev]", model=True)
-        pytest(session, "-m", "not gpu and not nightly", "-n", "2", "--dist", "worksteal")
+        pytest(session, *USUAL, "-n", "2", "--dist", "worksteal")
     elif environment == "base":
         install(session, "-e", ".[dev]")
         session.run("python", "-c", "import importlib.util as u; assert u.find_spec('torch') is None, 'torch is here'")
-        pytest(session, "-m", "not gpu and not nightly", *BASE_TESTS)
+        pytest(session, *USUAL, *BASE_TESTS)
     else:
         plugins_from_wheels(session)
 
@@ -80,12 +85,29 @@ def plugins_from_wheels(session: nox.Session) -> None:
         wheel = next(wheels.glob(f"{plugin.name.replace('-', '_')}-*.whl"))
         install(session, f"{wheel}[test]")
         session.chdir(plugin)
-        pytest(session, "-m", "not gpu and not nightly", "tests")
+        pytest(session, *USUAL, "tests")
         session.chdir(ROOT)
         session.run("python", "-m", "pip", "uninstall", "--yes", "--quiet", plugin.name)
     install(session, *map(str, wheels.glob("*.whl")))
     session.run("miles", "plugins", "list")
-    pytest(session, "-m", "not gpu and not nightly", "tests/packaging")
+    pytest(session, *USUAL, "tests/packaging")
+
+
+@nox.session
+def sglang(session: nox.Session) -> None:
+    """The real SGLang server on a CPU: its own virtual environment, and the tests and the example that need it."""
+    server = ROOT / ".nox" / "sglang-server"
+    python = server / "bin" / "python"
+    support = ROOT / "tests" / "support" / "sglang_cpu"
+    if not (server / "complete").exists():
+        session.run(sys.executable, "-m", "venv", "--clear", str(server), external=True)
+        pip = (str(python), "-m", "pip", "install", "--quiet")
+        session.run(*pip, str(support), external=True)
+        session.run(*pip, "--no-deps", "-r", str(support / "no-dependencies.txt"), external=True)
+        (server / "complete").touch()
+    install(session, "-e", ".[train,dev]")
+    session.env["MILES_SGLANG_PYTHON"] = str(python)
+    pytest(session, "-m", "sglang", "tests/sglang")
 
 
 @nox.session
@@ -138,7 +160,14 @@ def lowest(session: nox.Session) -> None:
     session.install(*(d.replace(">=", "==") for d in dependencies))
     session.install("--no-deps", "-e", ".")
     session.install("pytest>=8.3", "pytest-asyncio>=0.24", "hypothesis>=6.110")
-    pytest(session, "-m", "not gpu and not nightly", *BASE_TESTS)
+    pytest(session, *USUAL, *BASE_TESTS)
+
+
+@nox.session(python=["3.11", "3.12", "3.13"])
+def versions(session: nox.Session) -> None:
+    """Base tests on every Python that is supported and installed here."""
+    install(session, "-e", ".[dev]")
+    pytest(session, *USUAL, *BASE_TESTS)
 
 
 @nox.session

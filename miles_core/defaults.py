@@ -139,6 +139,7 @@ def miles_advantage_estimators() -> dict[str, type[AdvantageEstimator[Any]]]:
 def miles_loss_terms() -> dict[str, type[LossTerm[Any]]]:
     """Additive loss terms."""
     from miles_core.objective.distillation import Distillation
+    from miles_core.objective.distillation_top_k import DistillationTopK
     from miles_core.objective.entropy import Entropy
     from miles_core.objective.kl import Kl
     from miles_core.objective.policy import Policy
@@ -147,6 +148,7 @@ def miles_loss_terms() -> dict[str, type[LossTerm[Any]]]:
 
     return {
         "distillation": Distillation,
+        "distillation_top_k": DistillationTopK,
         "entropy": Entropy,
         "kl": Kl,
         "policy": Policy,
@@ -168,11 +170,12 @@ def miles_corrections() -> dict[str, type[Correction[Any]]]:
 
 @hookimpl
 def miles_engines() -> dict[str, type[Engine[Any]]]:
-    """`embedded`, and `none` for runs that sample nothing."""
+    """`embedded`, `sglang`, and `none` for runs that sample nothing."""
     from miles_core.engines.embedded_launch import EmbeddedEngine
     from miles_core.engines.none import NoEngine
+    from miles_core.engines.sglang import SglangEngine
 
-    return {"embedded": EmbeddedEngine, "none": NoEngine}
+    return {"embedded": EmbeddedEngine, "none": NoEngine, "sglang": SglangEngine}
 
 
 @hookimpl
@@ -185,10 +188,11 @@ def miles_train_backends() -> dict[str, type[TrainBackend[Any]]]:
 
 @hookimpl
 def miles_weight_transports() -> dict[str, type[WeightTransport[Any]]]:
-    """`shared_memory`."""
+    """`broadcast` and `shared_memory`."""
+    from miles_core.sync.broadcast import BroadcastTransport
     from miles_core.sync.shared_memory import SharedMemoryTransport
 
-    return {"shared_memory": SharedMemoryTransport}
+    return {"broadcast": BroadcastTransport, "shared_memory": SharedMemoryTransport}
 
 
 @hookimpl

@@ -29,6 +29,7 @@ import dataclasses
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 __all__ = [
     "ConfigError",
@@ -55,7 +56,18 @@ __all__ = [
 
 
 class MilesError(Exception):
-    """Base of every error that miles-core raises on purpose."""
+    """Base of every error that miles-core raises on purpose. Survives pickling as it is, whatever its constructor
+    takes: errors travel from trainer processes to the controller."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.args, dict(self.__dict__))
+
+
+def _restored(kind: type[MilesError], arguments: tuple[Any, ...], state: dict[str, Any]) -> MilesError:
+    error = kind.__new__(kind, *arguments)
+    error.args = arguments
+    error.__dict__.update(state)
+    return error
 
 
 class PluginError(MilesError):

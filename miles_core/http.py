@@ -1,16 +1,21 @@
-"""JSON over HTTP to an engine: deadlines, retries, and errors that say which engine said what."""
+"""JSON over HTTP to an engine: deadlines, retries, and errors that say which engine said what.
+
+aiohttp is imported when the first connection opens: checking a config, which loads every component, needs none.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import orjson
 
 from miles_core.errors import EngineError, EngineRefusal, EngineUnavailable
+
+if TYPE_CHECKING:
+    import aiohttp
 
 __all__ = ["JsonHttp", "Retryable", "check_status"]
 
@@ -27,6 +32,8 @@ class JsonHttp:
         self._closed = False
 
     async def _open(self) -> aiohttp.ClientSession:
+        import aiohttp
+
         if self._closed:
             raise EngineError("the connection pool is closed: nothing may be asked of an engine any more")
         if self._session is None or self._session.closed:
@@ -47,10 +54,19 @@ class JsonHttp:
         return await self._open()
 
     async def call(
-        self, method: str, url: str, body: Mapping[str, Any] | None = None, *, deadline: float | None = None
+        self,
+        method: str,
+        url: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        deadline: float | None = None,
+        once: bool = False,
     ) -> Any:
-        """The decoded answer. Raises `EngineRefusal` on 4xx, `EngineUnavailable` when the deadline passes,
+        """The decoded answer. With `once` nothing is sent a second time: for what must not happen twice. Raises
+        `EngineRefusal` on 4xx, `EngineUnavailable` when the deadline passes (with `once`: when there is no answer),
         `EngineError` on a 500 or an answer that is not JSON."""
+        import aiohttp
+
         limit = self._deadline if deadline is None else deadline
         loop = asyncio.get_running_loop()
         end = loop.time() + limit
@@ -62,7 +78,7 @@ class JsonHttp:
                 last = error
             pause = random.uniform(0, delay)
             delay = min(delay * 2, 5.0)
-            if loop.time() + pause >= end:
+            if once or loop.time() + pause >= end:
                 raise EngineUnavailable(
                     f"{method} {url}: no answer within {limit:.1f} s; last: {type(last).__name__}: {last}"
                 ) from last

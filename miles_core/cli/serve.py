@@ -38,9 +38,9 @@ def serve() -> None:
 @click.option("--model", default="policy", show_default=True, help="Name of the model to clients.")
 def sessions(**options: Any) -> None:
     """Serve sessions over an engine that speaks SGLang's protocol. Prints one JSON line with its URL when it serves."""
-    import asyncio
+    from miles_core.eventloop import run
 
-    asyncio.run(_serve(**options))
+    run(_serve(**options))
 
 
 async def _serve(

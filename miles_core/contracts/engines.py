@@ -10,7 +10,7 @@ import abc
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from miles_core.contracts.component import Component, ConfigT
 
@@ -18,11 +18,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy as np
+    import torch
     from numpy.typing import NDArray
 
     from miles_core.contracts.launchers import Launcher
 
-__all__ = ["Engine", "EngineClient", "EngineFleet", "EngineStart", "Generation", "OnTokens", "PauseMode", "Sampling"]
+__all__ = [
+    "Engine",
+    "EngineClient",
+    "EngineFleet",
+    "EngineStart",
+    "Generation",
+    "OnTokens",
+    "PauseMode",
+    "Sampling",
+    "WeightWitness",
+]
 
 OnTokens = Callable[[Sequence[int]], None]
 
@@ -96,17 +107,57 @@ class EngineClient(Protocol):
 
 
 class EngineFleet(Protocol):
-    """What publishing sees of the engines of a run."""
+    """What publishing sees of the engines of a run. An engine is routed to once it is admitted, until it is drained."""
 
     @property
-    def urls(self) -> list[str]: ...
+    def urls(self) -> list[str]:
+        """All engines of the run, those that nothing is routed to among them."""
+        ...
 
-    def paused(self, mode: PauseMode) -> AbstractAsyncContextManager[None]:
-        """All engines are paused inside the block, and go on after it whatever happened."""
+    @property
+    def publishing(self) -> AbstractAsyncContextManager[None]:
+        """Held through a publish: two of them never meet."""
+        ...
+
+    def paused(
+        self, mode: PauseMode, urls: Sequence[str] | None = None
+    ) -> AbstractAsyncContextManager[Mapping[str, Exception]]:
+        """These engines (default: all) are paused inside the block, and go on after it whatever happened. Yields those
+        that could not be paused, with the reason."""
+        ...
+
+    async def probe(self, url: str) -> None:
+        """Return when the engine answers; `EngineUnavailable` when it does not in some seconds."""
+        ...
+
+    def admit(self, url: str, version: int) -> None:
+        """The engine was found to hold `version`: route to it."""
+        ...
+
+    async def drain(self, url: str, reason: str) -> None:
+        """Nothing may be sampled from this engine any more, nor anything be taken that it still answers: requests in
+        flight go to other engines."""
+        ...
+
+    async def flush(self, url: str) -> None:
+        """Forget the keys and values that earlier weights made."""
         ...
 
     async def checksums(self, url: str) -> Mapping[str, str]:
-        """Checksum (xxh3-128, hexadecimal) of every tensor that the engine serves now, by checkpoint name."""
+        """Checksum of every tensor that the engine serves now, under its own names: see `Engine.witness`."""
+        ...
+
+
+class WeightWitness(Protocol):
+    """Computes what an engine's `/weights_checker` must answer, from the trainer's tensors on their way out."""
+
+    def see(self, name: str, tensor: torch.Tensor) -> None:
+        """The next tensor, under its checkpoint name, in the dtype of the engine."""
+        ...
+
+    def expected(self) -> dict[str, str]:
+        """Checksums by the engine's names, once everything was seen. Raises `PublishError` when a fused tensor is not
+        complete."""
         ...
 
 
@@ -125,6 +176,9 @@ class EngineStart:
 class Engine(Component[ConfigT], abc.ABC):
     """Reaches, or launches, the inference servers of a run."""
 
+    scores_at_temperature: ClassVar[bool] = False
+    """Whether its servers give log-probs of given tokens at `logprob_temperature`, and not at temperature 1 alone."""
+
     @abc.abstractmethod
     async def start(self, launcher: Launcher[Any], start: EngineStart) -> list[str]:
         """Base URLs of servers that answer `/health`. Servers are either the user's (a URL list) or launched
@@ -133,6 +187,11 @@ class Engine(Component[ConfigT], abc.ABC):
     @abc.abstractmethod
     async def stop(self) -> None:
         """Stop what `start` launched, never what the user runs."""
+
+    def witness(self) -> WeightWitness | None:
+        """A new witness of the checksums that its servers report. Default None: they report xxh3-128 of every tensor's
+        bytes, under checkpoint names. Called in the trainer."""
+        return None
 
     def restarts(self) -> AsyncIterator[str]:
         """URLs of servers replaced while the run goes on; they serve nothing until they hold the current version."""

@@ -21,7 +21,8 @@ class RunInfo:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class VersionPublished:
-    """A version that every engine acknowledged. `seconds` in all, of which the engines were paused `paused_seconds`."""
+    """A version that every engine acknowledged. `seconds` in all; of these engines were paused `paused_seconds`, and
+    `verify_seconds` were spent on asking for checksums. `drained` engines were lost on the way."""
 
     version: int
     transport: str
@@ -30,6 +31,7 @@ class VersionPublished:
     seconds: float
     paused_seconds: float
     verify_seconds: float
+    drained: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,9 +21,16 @@ from numpy.typing import NDArray
 
 from miles_core.contracts.engines import Generation, OnTokens, PauseMode, Sampling
 from miles_core.errors import EngineError, EngineRefusal
-from miles_core.http import JsonHttp, check_status
+from miles_core.http import JsonHttp, Retryable, check_status
 
-__all__ = ["EngineConnection", "parse_generation"]
+__all__ = ["UNPUBLISHED", "EngineConnection", "UnpublishedWeights", "parse_generation"]
+
+UNPUBLISHED = "unpublished"
+"""What a launched server reports as its version before anything was published to it."""
+
+
+class UnpublishedWeights(Retryable):
+    """The engine sampled with weights that nobody published: it was started again, and holds those of its model."""
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -47,8 +54,22 @@ class EngineConnection:
     episodes of a step cost one exchange, and each of them still gets its answer the moment that it is finished.
     """
 
-    def __init__(self, url: str, http: JsonHttp, *, routed_experts: bool = False) -> None:
+    def __init__(
+        self,
+        url: str,
+        http: JsonHttp,
+        *,
+        routed_experts: bool = False,
+        experts_per_token: int = 0,
+        vocabulary: int | None = None,
+    ) -> None:
         self.url = url.rstrip("/")
+        self._vocabulary = vocabulary
+        self._experts_per_token = experts_per_token
+        self.prefix_key = ""
+        """Only prefixes that were computed under the same key are taken from the engine's cache. It is the version: an
+        in-place pause keeps the keys and values of other weights, which nothing new may start from."""
+        self._open: set[asyncio.Future[dict[str, Any]]] = set()
         self._http = http
         self._routed_experts = routed_experts
         self._asked: list[_Ask] = []
@@ -66,6 +87,7 @@ class EngineConnection:
         """Sample a continuation. `on_queued()` is called once the engine has taken the request, `on_tokens(ids)` with
         all ids so far as they come; what it raises ends this request. When the caller is cancelled, the request is
         aborted in the engine. Raises `EngineRefusal`, `EngineError` or `aiohttp.ClientError`."""
+        self._check_ids(input_ids)
         loop = asyncio.get_running_loop()
         ask = _Ask(
             request_id=uuid.uuid4().hex,
@@ -80,13 +102,40 @@ class EngineConnection:
         if not self._asked:
             loop.call_soon(self._send)
         self._asked.append(ask)
+        self._open.add(ask.answer)
         try:
             answer = await ask.answer
         except asyncio.CancelledError:
             self._in_background(self._abort(ask.request_id))
             raise
-        generation = parse_generation(answer, engine=self.url, started=ask.started, finished=time.time())
+        finally:
+            self._open.discard(ask.answer)
+        generation = parse_generation(
+            answer,
+            engine=self.url,
+            started=ask.started,
+            finished=time.time(),
+            experts_per_token=self._experts_per_token,
+        )
         return dataclasses.replace(generation, request_id=ask.request_id)
+
+    def _check_ids(self, input_ids: Sequence[int]) -> None:
+        """An id outside the vocabulary ends an SGLang server, and every request in it: it never leaves us."""
+        if self._vocabulary is None or not len(input_ids):
+            return
+        ids = np.asarray(input_ids)
+        outside = np.flatnonzero((ids < 0) | (ids >= self._vocabulary))
+        if len(outside):
+            raise EngineRefusal(
+                f"{self.url}: input_ids[{outside[0]}] is {ids[outside[0]]}, outside the vocabulary "
+                f"(0 to {self._vocabulary - 1})"
+            )
+
+    def fail(self, error: Exception) -> None:
+        """End every open `generate` with `error`, whatever the engine still answers."""
+        for answer in self._open:
+            if not answer.done():
+                answer.set_exception(error)
 
     def _send(self) -> None:
         asked = [ask for ask in self._asked if not ask.answer.done()]
@@ -147,6 +196,8 @@ class EngineConnection:
         body: dict[str, Any] = {"return_logprob": True, "stream": True}
         if self._routed_experts:
             body["return_routed_experts"] = True
+        if self.prefix_key:
+            body["extra_key"] = self.prefix_key
         if len(asked) == 1:
             (ask,) = asked
             fields: dict[str, Any] = {
@@ -171,6 +222,10 @@ class EngineConnection:
         except EngineError:
             return
 
+    async def abort_all(self, *, deadline: float = 60.0) -> None:
+        """Let everything that the engine works on end now, with what it has."""
+        await self._http.call("POST", f"{self.url}/abort_request", {"abort_all": True}, deadline=deadline)
+
     async def close(self, *, grace: float = 2.0) -> None:
         """Let what is on its way end (aborts of cancelled requests, above all), and cancel the rest after `grace` s."""
         if not self._exchanges:
@@ -183,8 +238,8 @@ class EngineConnection:
     async def health(self, *, deadline: float = 5.0) -> None:
         await self._http.call("GET", f"{self.url}/health", deadline=deadline)
 
-    async def server_info(self) -> Mapping[str, Any]:
-        info: Mapping[str, Any] = await self._http.call("GET", f"{self.url}/server_info", deadline=30.0)
+    async def server_info(self, *, deadline: float = 30.0) -> Mapping[str, Any]:
+        info: Mapping[str, Any] = await self._http.call("GET", f"{self.url}/server_info", deadline=deadline)
         return info
 
     async def pause(self, mode: PauseMode) -> None:
@@ -236,8 +291,12 @@ def _sampling_params(sampling: Sampling) -> dict[str, Any]:
     return params
 
 
-def parse_generation(answer: Any, *, engine: str, started: float, finished: float) -> Generation:
-    """Read a final `/generate` answer. Raises `EngineError` when it is not one: garbage never becomes a sample."""
+def parse_generation(
+    answer: Any, *, engine: str, started: float, finished: float, experts_per_token: int = 0
+) -> Generation:
+    """Read a final `/generate` answer. `experts_per_token` is the model's, for routes that come without their shape
+    (SGLang's). Raises `EngineError` when it is no answer: garbage never becomes a sample; `UnpublishedWeights` when the
+    engine holds weights that nobody published."""
     try:
         if "error" in answer:
             raise EngineError(f"{engine}: {answer['error']}")
@@ -249,7 +308,7 @@ def parse_generation(answer: Any, *, engine: str, started: float, finished: floa
         reason = meta["finish_reason"]["type"]
         prompt_tokens, cached = int(meta["prompt_tokens"]), int(meta.get("cached_tokens") or 0)
         versions = _versions(meta, len(token_ids))
-        routes = _routes(meta)
+        routes = _routes(meta, prompt_tokens + len(token_ids) - 1, experts_per_token)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise EngineError(f"{engine}: an answer that is not a generation ({error!r}): {str(answer)[:500]}") from error
     if len(logprobs) != len(token_ids) or not np.array_equal(logged, token_ids):
@@ -281,19 +340,30 @@ def _versions(meta: Mapping[str, Any], count: int) -> NDArray[np.int32]:
     """Version of each sampled token, from the engine's spans where it reports them."""
     spans = meta.get("weight_versions")
     if not spans:
-        return np.full(count, int(meta["weight_version"]), np.int32)
+        return np.full(count, _version(meta["weight_version"]), np.int32)
     versions = np.full(count, -1, np.int32)
     for span in spans:
-        versions[int(span["start"]) : int(span["end"])] = int(span["version"])
+        versions[int(span["start"]) : int(span["end"])] = _version(span["version"])
     if (versions < 0).any():
         raise ValueError(f"weight_versions {spans} do not cover {count} tokens")
     return versions
 
 
-def _routes(meta: Mapping[str, Any]) -> NDArray[np.int32] | None:
+def _version(reported: Any) -> int:
+    text = str(reported)
+    if not text.isdigit():
+        raise UnpublishedWeights(f"the engine reports version {text!r}: nothing was published to it")
+    return int(text)
+
+
+def _routes(meta: Mapping[str, Any], rows: int, experts_per_token: int) -> NDArray[np.int32] | None:
     encoded = meta.get("routed_experts")
     if encoded is None:
         return None
     shape = meta.get("routed_experts_shape")
     flat = np.frombuffer(base64.b64decode(encoded), np.int32)
-    return flat.reshape(shape) if shape is not None else flat.reshape(-1, 1, 1)
+    if shape is not None:
+        return flat.reshape(shape)
+    if not experts_per_token:
+        raise ValueError("routed experts came without their shape, and the number of experts a token is not known")
+    return flat.reshape(rows, -1, experts_per_token)

@@ -37,6 +37,7 @@ class EmbeddedEngine(Engine[EmbeddedEngineConfig]):
     """Embedded servers on this host."""
 
     Config = EmbeddedEngineConfig
+    scores_at_temperature = True
 
     def __init__(self, config: EmbeddedEngineConfig) -> None:
         super().__init__(config)

@@ -1,19 +1,25 @@
-"""A pool of engines: affinity by routing key, least load for new keys, retries on another engine."""
+"""A pool of engines: affinity by routing key, least load for new keys, retries on another engine.
+
+Nothing is routed to an engine that is not known to hold a verified version: one that was just started or replaced, or
+that a failed publish left with unknown weights.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
 import aiohttp
 
 from miles_core.contracts.engines import Generation, OnTokens, PauseMode, Sampling
-from miles_core.engines.client import EngineConnection
+from miles_core.engines.client import EngineConnection, UnpublishedWeights
 from miles_core.errors import EngineError, EngineUnavailable
 from miles_core.http import JsonHttp, Retryable
 
 __all__ = ["EnginePool"]
+
+_POLL = 0.05
 
 
 class EnginePool:
@@ -25,15 +31,40 @@ class EnginePool:
         *,
         deadline: float = 600.0,
         routed_experts: bool = False,
+        experts_per_token: int = 0,
+        wait_for_weights: bool = False,
+        vocabulary: int | None = None,
+        control_deadline: float = 10.0,
         on_generation: Callable[[Sequence[int], Generation], None] | None = None,
     ) -> None:
-        """`on_generation(input_ids, generation)` sees every finished generation as it came off the wire."""
+        """`on_generation(input_ids, generation)` sees every finished generation as it came off the wire.
+
+        With `wait_for_weights` no engine is routed to before a publish has admitted it. Ids from `vocabulary` on are
+        refused here: they end an SGLang server. `control_deadline` seconds decide whether an engine is there at all.
+        """
         self.http = JsonHttp(deadline=deadline)
         self._deadline = deadline
-        self.connections = [EngineConnection(url, self.http, routed_experts=routed_experts) for url in urls]
+        self._control_deadline = control_deadline
+        self.connections = [
+            EngineConnection(
+                url,
+                self.http,
+                routed_experts=routed_experts,
+                experts_per_token=experts_per_token,
+                vocabulary=vocabulary,
+            )
+            for url in urls
+        ]
+        self._drained: dict[str, str] = (
+            {c.url: "it holds no published version yet" for c in self.connections} if wait_for_weights else {}
+        )
+        self.publishing = asyncio.Lock()
+        """Held by a publish."""
         self._running = dict.fromkeys((c.url for c in self.connections), 0)
         self._pinned: dict[str, EngineConnection] = {}
         self._on_generation = on_generation
+        self.interruptions = 0
+        """How often everything in flight was aborted on purpose, twice: odd while that is going on."""
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.sampled_tokens = 0
@@ -45,6 +76,11 @@ class EnginePool:
     @property
     def urls(self) -> list[str]:
         return [c.url for c in self.connections]
+
+    @property
+    def drained(self) -> Mapping[str, str]:
+        """Engines that nothing is routed to, and why."""
+        return dict(self._drained)
 
     @property
     def running(self) -> int:
@@ -66,6 +102,9 @@ class EnginePool:
         delay = 0.05
         while True:
             engine = self._choose(routing_key, tried)
+            if engine is None:
+                await self._wait_for_an_engine(end)
+                continue
             self._running[engine.url] += 1
             try:
                 async with asyncio.timeout_at(end):
@@ -73,6 +112,8 @@ class EnginePool:
                         input_ids, sampling, priority=priority, on_queued=on_queued, on_tokens=on_tokens
                     )
             except (aiohttp.ClientError, OSError, Retryable, TimeoutError) as error:
+                if isinstance(error, UnpublishedWeights):
+                    await self.drain(engine.url, str(error))
                 tried.add(engine.url)
                 self._pinned.pop(routing_key, None)
                 if loop.time() + delay >= end:
@@ -80,7 +121,7 @@ class EnginePool:
                         f"no engine answered within {self._deadline:.0f} s; tried {sorted(tried)}; "
                         f"last: {type(error).__name__}: {error}"
                     ) from error
-                if len(tried) == len(self.connections):
+                if tried.issuperset(self.urls) or not self._open(tried):
                     tried.clear()
                     await asyncio.sleep(delay)
                     delay = min(2 * delay, 5.0)
@@ -94,37 +135,96 @@ class EnginePool:
             self.sampled_tokens += len(generation.token_ids)
             return generation
 
-    def _choose(self, routing_key: str, tried: set[str]) -> EngineConnection:
+    def _open(self, tried: set[str]) -> list[EngineConnection]:
+        return [c for c in self.connections if c.url not in tried and c.url not in self._drained]
+
+    def _choose(self, routing_key: str, tried: set[str]) -> EngineConnection | None:
+        """The engine for a request; None when all are drained."""
         pinned = self._pinned.get(routing_key)
-        if pinned is not None and pinned.url not in tried:
+        if pinned is not None and pinned.url not in tried and pinned.url not in self._drained:
             return pinned
-        candidates = [c for c in self.connections if c.url not in tried] or self.connections
+        candidates = self._open(tried) or self._open(set())
+        if not candidates:
+            return None
         engine = min(candidates, key=lambda c: self._running[c.url])
         if routing_key:
             self._pinned[routing_key] = engine
         return engine
+
+    async def _wait_for_an_engine(self, end: float) -> None:
+        if asyncio.get_running_loop().time() + _POLL >= end:
+            reasons = "; ".join(f"{url}: {reason}" for url, reason in sorted(self._drained.items()))
+            raise EngineUnavailable(f"no engine holds a verified version within {self._deadline:.0f} s: {reasons}")
+        await asyncio.sleep(_POLL)
+
+    async def probe(self, url: str) -> None:
+        """Return when the engine answers; `EngineUnavailable` when it does not in some seconds."""
+        await self._connection(url).server_info(deadline=self._control_deadline)
+
+    def admit(self, url: str, version: int) -> None:
+        """The engine was found to hold `version`: route to it."""
+        self._drained.pop(url, None)
+        self._connection(url).prefix_key = f"version-{version}"
+
+    async def drain(self, url: str, reason: str) -> None:
+        """Route nothing to this engine before it is admitted again. Its requests in flight start over elsewhere, and
+        what it still answers is not taken; it is told to stop working on them, when it can be reached."""
+        connection = self._connection(url)
+        self._drained[connection.url] = reason
+        connection.fail(Retryable(f"{url} was drained: {reason}"))
+        with contextlib.suppress(EngineError):
+            await connection.abort_all(deadline=self._control_deadline)
+
+    def _connection(self, url: str) -> EngineConnection:
+        return next(c for c in self.connections if c.url == url.rstrip("/"))
+
+    async def flush(self, url: str) -> None:
+        await self._connection(url).flush()
 
     def forget(self, routing_key: str) -> None:
         """A session ended: its pin is released."""
         self._pinned.pop(routing_key, None)
 
     async def checksums(self, url: str) -> Mapping[str, str]:
-        answer = await self.http.call("POST", f"{url}/weights_checker", {"action": "checksum"}, deadline=300.0)
-        if not isinstance(answer, dict) or not isinstance(answer.get("checksums"), dict):
+        answer = await self.http.call("POST", f"{url}/weights_checker", {"action": "checksum"})
+        ranks = answer.get("ranks") if isinstance(answer, dict) else None
+        if isinstance(ranks, list) and len(ranks) > 1:
+            raise EngineError(
+                f"{url} is served by {len(ranks)} ranks, whose shards have checksums of their own, and the trainer "
+                "knows those of whole tensors; start it with --tp-size 1"
+            )
+        found = ranks[0] if isinstance(ranks, list) and ranks else answer
+        if not isinstance(found, dict) or not isinstance(found.get("checksums"), dict):
             raise EngineError(f"{url}/weights_checker answered {str(answer)[:200]}, expected checksums by name")
-        return dict(answer["checksums"])
+        return dict(found["checksums"])
 
-    @contextlib.asynccontextmanager
-    async def paused(self, mode: PauseMode) -> AsyncIterator[None]:
-        """All engines are paused inside, and go on afterwards whatever happened."""
-        paused: list[EngineConnection] = []
+    async def interrupt(self) -> None:
+        """Abort everything in flight on every engine; what is asked from then on is served."""
+        with self._interrupting():
+            await asyncio.gather(*(c.abort_all() for c in self.connections))
+
+    @contextlib.contextmanager
+    def _interrupting(self) -> Iterator[None]:
+        self.interruptions += 1
         try:
-            for connection in self.connections:
-                paused.append(connection)
-                await connection.pause(mode)
             yield
         finally:
-            results = await asyncio.gather(*(c.resume() for c in paused), return_exceptions=True)
-            failures = [r for r in results if isinstance(r, BaseException)]
-            if failures:
-                raise failures[0]
+            self.interruptions += 1
+
+    @contextlib.asynccontextmanager
+    async def paused(
+        self, mode: PauseMode, urls: Sequence[str] | None = None
+    ) -> AsyncIterator[Mapping[str, Exception]]:
+        """These engines (default: all) are paused inside, and go on afterwards whatever happened. One that cannot be
+        paused stands in what is yielded; one that cannot go on is drained."""
+        connections = self.connections if urls is None else [self._connection(url) for url in urls]
+        try:
+            with self._interrupting() if mode == "abort" else contextlib.nullcontext():
+                results = await asyncio.gather(*(c.pause(mode) for c in connections), return_exceptions=True)
+            failures = {c.url: r for c, r in zip(connections, results, strict=True) if isinstance(r, Exception)}
+            yield failures
+        finally:
+            results = await asyncio.gather(*(c.resume() for c in connections), return_exceptions=True)
+            for connection, result in zip(connections, results, strict=True):
+                if isinstance(result, Exception) and connection.url not in self._drained:
+                    await self.drain(connection.url, f"it could not be resumed: {result}")

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from miles_core.data.parquet import read_rollouts
-from miles_core.data.trajectory import NOT_SAMPLED, Trajectory
+from miles_core.data.trajectory import NOT_SAMPLED, Trajectory, Turn
 from miles_core.rollout.ledger import Conservation, Ledger
 from miles_core.runs.directory import RunDirectory
 from miles_core.runs.metrics import MetricsStore
@@ -111,36 +111,46 @@ def audit_trajectory(trajectory: Trajectory, wire: WireRecord, *, policy_version
     name = trajectory.trajectory_id
     covered = 0
     for number, turn in enumerate(trajectory.turns):
-        entry = wire.find(turn.request_id)
         covered += turn.stop - turn.start
-        if entry is None:
-            yield f"{name} turn {number}: request {turn.request_id!r} is not in the wire record"
-            continue
-        sent = trajectory.token_ids[: turn.start]
-        if (len(sent), digest(sent)) != (entry.input_tokens, entry.input_digest):
-            yield f"{name} turn {number}: the {len(sent)} ids before it are not what the engine was sent"
-        part = slice(turn.start, turn.stop)
-        if turn.stop - turn.start != entry.output_tokens:
-            if turn.finish_reason != "length":
-                yield (
-                    f"{name} turn {number}: {turn.stop - turn.start} sampled ids, "
-                    f"the engine returned {entry.output_tokens}"
-                )
-            continue
-        for column, expected in (
-            (trajectory.token_ids, entry.output_digest),
-            (trajectory.logprobs, entry.logprobs_digest),
-            (trajectory.versions, entry.versions_digest),
-        ):
-            if digest(column[part]) != expected:
-                yield f"{name} turn {number}: ids, log-probs or versions are not what the engine returned"
-                break
+        for problem in _audit_turn(trajectory, turn, wire):
+            yield f"{name} turn {number}: {problem}"
     sampled = int((trajectory.versions != NOT_SAMPLED).sum())
     if sampled != covered:
         yield f"{name}: {sampled} tokens are marked as sampled, its turns cover {covered}"
     newest = int(trajectory.versions.max(initial=NOT_SAMPLED))
     if newest > policy_version:
         yield f"{name}: sampled by version {newest}, later than the trainer's {policy_version}"
+
+
+def _audit_turn(trajectory: Trajectory, turn: Turn, wire: WireRecord) -> Iterator[str]:
+    """Compare the requests of one turn: several, where an interrupted generation went on."""
+    request_ids = turn.request_id.split("+")
+    start = turn.start
+    for request_id in request_ids:
+        entry = wire.find(request_id)
+        if entry is None:
+            yield f"request {request_id!r} is not in the wire record"
+            return
+        sent = trajectory.token_ids[:start]
+        if (len(sent), digest(sent)) != (entry.input_tokens, entry.input_digest):
+            yield f"the {len(sent)} ids before it are not what the engine was sent"
+        part = slice(start, start + entry.output_tokens)
+        start = part.stop
+        if part.stop > turn.stop:
+            # Cut at the length limit, or behind a stop string that began in the part before: no digest to compare.
+            if turn.finish_reason != "length" and not (turn.finish_reason == "stop" and len(request_ids) > 1):
+                yield f"{turn.stop - part.start} sampled ids, the engine returned {entry.output_tokens}"
+            return
+        for column, expected in (
+            (trajectory.token_ids, entry.output_digest),
+            (trajectory.logprobs, entry.logprobs_digest),
+            (trajectory.versions, entry.versions_digest),
+        ):
+            if digest(column[part]) != expected:
+                yield "ids, log-probs or versions are not what the engine returned"
+                break
+    if start != turn.stop:
+        yield f"{turn.stop - turn.start} sampled ids, the engine returned {start - turn.start}"
 
 
 def _rollout_files(run: RunDirectory) -> list[tuple[int, Path]]:

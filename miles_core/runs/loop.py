@@ -9,41 +9,37 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from miles_core.config.load import LoadedConfig
-from miles_core.contracts.backends import BackendStart, StepReport
+from miles_core.contracts.backends import BackendStart
 from miles_core.contracts.engines import EngineStart
-from miles_core.contracts.events import CheckpointSaved, EvaluationPoint, RunInfo
-from miles_core.contracts.families import Tokenizer
-from miles_core.contracts.transports import WeightReceiver
-from miles_core.data.group import Batch, Episode, Group, Prompt
+from miles_core.contracts.events import EvaluationPoint, RunInfo
+from miles_core.data.group import Batch, Group
 from miles_core.data.parquet import write_rollouts
 from miles_core.data.tokenizer import FileTokenizer, load_tokenizer
 from miles_core.engines.pool import EnginePool
 from miles_core.errors import RunDirectoryError
-from miles_core.evaluation.evaluate import EvaluationSet, evaluate
-from miles_core.evaluation.likelihood import held_out_loss
+from miles_core.eventloop import run as run_loop
+from miles_core.models.facts import model_facts
 from miles_core.models.reference import resolve_model
 from miles_core.plugins import PluginManager
 from miles_core.rollout.admission import EngineHold
-from miles_core.rollout.episodes import score_group
 from miles_core.rollout.ledger import Ledger
-from miles_core.rollout.order import PromptOrder
 from miles_core.rollout.producer import Producer
-from miles_core.rollout.scheduler import SchedulePolicy, Scheduler
 from miles_core.runs.atomic import atomic_directory
+from miles_core.runs.checkpointing import Checkpoints
 from miles_core.runs.components import Components, build_components, sampling_of, stop_ids, trainer_processes
 from miles_core.runs.directory import RunDirectory
-from miles_core.runs.held_out import evaluation_sets
+from miles_core.runs.evaluating import Evaluator
 from miles_core.runs.metrics import MetricsStore
-from miles_core.runs.recording import Recorder, batch_metrics
+from miles_core.runs.publishing import Publisher
+from miles_core.runs.recording import Recorder
+from miles_core.runs.rollouts import StepMeter, make_producer, scorer
 from miles_core.runs.teacher import Teacher
 from miles_core.runs.trainer import TrainerClient
 from miles_core.runs.wire import WireRecord
-from miles_core.sync.transaction import publish
 
 __all__ = ["RunResult", "train"]
 
@@ -73,7 +69,7 @@ def train(
     run = Run(loaded, plugins, directory)
     if observer is not None:
         observer(run)
-    return asyncio.run(run.run())
+    return run_loop(run.run())
 
 
 class Run:
@@ -91,7 +87,6 @@ class Run:
         self.producer: Producer | None = None
         self.recorder: Recorder | None = None
         self._teacher: Teacher | None = None
-        self._engine_busy = 0.0
 
     async def run(self) -> RunResult:
         """Take the steps that are left. Everything started is stopped, also after a failure."""
@@ -164,22 +159,42 @@ class Run:
             except BaseExceptionGroup as failures:
                 raise failures.exceptions[0] from None
             urls = engines.result()
-            self._pool = EnginePool(urls, on_generation=self._wire.add)
-            self._hold = EngineHold(self._pool)
-            self._receiver: WeightReceiver = parts.transport.receiver(self.directory.path)
+            facts = model_facts(model.directory)
+            self._pool = EnginePool(
+                urls,
+                wait_for_weights=True,
+                vocabulary=facts.vocabulary,
+                experts_per_token=facts.experts_per_token,
+                on_generation=self._wire.add,
+            )
+            self._publisher = Publisher(
+                self._trainer,
+                self._pool,
+                parts.transport.receiver(self.directory.path),
+                parts.engine,
+                self._record,
+                mode=config.schedule.pause,
+                transport=config.transport.use,
+            )
             self._rewind()
-            await self._publish(self.step)
+            async with self._publisher.moving:
+                await self._publisher.publish(self.step)
         parts.environment.bind(parts.family, tokenizer)
         await parts.environment.setup()
-        self._score = partial(score_group, reward=parts.reward, reward_key=config.reward.reward_key)
-        self._make_producer(tokenizer)
-        self._sets = evaluation_sets(config, parts, self._sampling)
+        hold = EngineHold(self._pool, partial=config.schedule.partial, decode=tokenizer.decode)
+        score, sampling = scorer(config, parts), sampling_of(config, stop_ids(parts, tokenizer))
+        self.producer = make_producer(config, parts, self._ledger, hold, score, self._record, sampling=sampling)
+        self.scheduler = self.producer.scheduler
+        self._meter = StepMeter(self._record, self._pool, self.scheduler, config.reward.reward_key)
+        self._evaluator = Evaluator(
+            config, parts, self.directory, self._record, hold, score, self._trainer, sampling=sampling
+        )
         self._record.emit("miles_run_started")
 
     async def _start_teacher(self, tokenizer: FileTokenizer) -> None:
         section, engine = self.config.teacher, self.components.teacher
         if section is not None and engine is not None:
-            self._teacher = Teacher(section, engine)
+            self._teacher = Teacher(section, engine, temperature=self.config.sampling.temperature)
             place = self.directory.path / "teacher"
             await self._teacher.start(self.components.launcher, place, dtype=self.config.model.dtype, student=tokenizer)
 
@@ -200,6 +215,12 @@ class Run:
         await self._trainer.start(self._loaded.resolved(), start, self.directory.path)
         if self._checkpoint is not None:
             await self._trainer.load(self._checkpoint[1] / "backend")
+        self._checkpoints = Checkpoints(
+            self.directory,
+            self._trainer,
+            keep=config.run.keep_checkpoints,
+            on_saved=lambda saved: self._record.emit("miles_checkpoint_saved", checkpoint=saved),
+        )
 
     def _last_checkpoint(self) -> tuple[int, Path] | None:
         found = self.directory.checkpoints()
@@ -211,55 +232,14 @@ class Run:
         self._ledger.check()
         self._store.rewind(self.step)
 
-    def _make_producer(self, tokenizer: Tokenizer) -> None:
-        config, parts = self.config, self.components
-        schedule = config.schedule
-        order = PromptOrder(len(parts.source), config.run.seed, shuffle=True)
-
-        def prompt_at(position: int) -> Prompt:
-            epoch, index = order.row(position)
-            return parts.source.prompt(index, epoch=epoch)
-
-        policy = SchedulePolicy(
-            mode=schedule.mode,
-            batch_groups=schedule.batch_groups,
-            group_size=schedule.group_size,
-            retries=schedule.retries,
-            max_drops=schedule.max_drops,
-            max_running=schedule.max_running or 2 * schedule.batch_groups * schedule.group_size,
-            slot=schedule.slot,
-            capacity=schedule.capacity,
-            max_staleness=schedule.max_staleness,
-            stale=schedule.stale,
-            order=schedule.order,
-        )
-        self.scheduler = Scheduler(policy, self._ledger, prompt_at, seed=config.run.seed)
-        self._sampling = sampling_of(config, stop_ids(parts, tokenizer))
-        self.producer = Producer(
-            self.scheduler,
-            parts.environment,
-            self._hold,
-            self._score,
-            parts.filters,
-            sampling=self._sampling,
-            max_tokens=config.sampling.max_tokens,
-            episode_timeout=schedule.episode_timeout,
-            ordered=schedule.mode == "sync",
-            reward_key=config.reward.reward_key,
-            on_finished=lambda group: self._record.emit("miles_group_finished", group=group),
-            on_dropped=lambda group_id, reason: self._record.emit(
-                "miles_group_dropped", group_id=group_id, reason=reason
-            ),
-        )
-
     async def _stop(self) -> list[Exception]:
         """Stop in reverse order; every part is stopped even when one fails to. Returns what failed."""
         steps: list[Any] = []
         if self.producer is not None:
             steps.append(self.producer.stop)
         steps.append(self.components.environment.close)
-        if hasattr(self, "_receiver"):
-            steps.append(self._receiver.close)
+        if hasattr(self, "_publisher"):
+            steps.append(self._publisher.close)
         if hasattr(self, "_pool"):
             steps.append(self._pool.close)
         if hasattr(self, "_trainer"):
@@ -279,19 +259,23 @@ class Run:
 
     async def _steps(self) -> None:
         assert self.producer is not None
-        every = self.config.evaluation.every
-        if self.step == 0 and self.config.evaluation.at_start and self._sets:
-            await self._evaluate()
+        every, sets = self.config.evaluation.every, self._evaluator.sets
+        if self.step == 0 and self.config.evaluation.at_start and sets:
+            self.points += await self._evaluator.measure(self.producer, self.step)
         while self.step < self.config.run.steps:
             with self._record.span("rollout", "generate", self.step + 1):
                 groups = await self.producer.batch(self.step, self.step)
+            await self._checkpoints.finish(wait=False)
             await self._train(groups)
+            await self._checkpoints.finish()
             last = self.step == self.config.run.steps
-            if self._sets and (last or (every and self.step % every == 0)):
-                await self._evaluate()
+            if sets and (last or (every and self.step % every == 0)):
+                self.points += await self._evaluator.measure(self.producer, self.step)
             checkpoint_every = self.config.run.checkpoint_every
             if last or (checkpoint_every and self.step % checkpoint_every == 0):
-                await self._save_checkpoint()
+                with self._record.span("trainer", "checkpoint", self.step):
+                    await self._checkpoints.begin(self.step)
+        await self._checkpoints.finish()
 
     async def _train(self, groups: Sequence[Group]) -> None:
         """One step, from a complete batch to engines that serve the new version."""
@@ -307,117 +291,22 @@ class Run:
         if self._teacher is not None:
             with self._record.span("rollout", "teacher", number):
                 changed = await self._teacher.annotate(changed)
-        with self._record.span("trainer", "train", number):
-            report, _ = await _both(self._trainer.train_step(changed), self._while_training(changed))
-        self._ledger.move([g.group_id for g in changed.groups], "trained", step=self.step, version=number)
-        self.step = number
-        self._log_step(changed, report)
-        self._record.emit("miles_after_train_step", batch=changed, report=report)
-        with self._record.span("trainer", "publish", number):
-            await self._publish(number)
+        async with self._publisher.moving:
+            with self._record.span("trainer", "train", number):
+                report, _ = await _both(self._trainer.train_step(changed), self._while_training(changed))
+            self._ledger.move([g.group_id for g in changed.groups], "trained", step=self.step, version=number)
+            self.step = number
+            self.last = self._meter.step(changed, report)
+            self._record.emit("miles_after_train_step", batch=changed, report=report)
+            with self._record.span("trainer", "publish", number):
+                await self._publisher.publish(number)
 
     async def _while_training(self, batch: Batch) -> None:
         """What can be done beside the optimizer step: the batch to disk, and the engines' own account of their time."""
         step, path = batch.step + 1, self.directory.rollout_file(batch.step + 1)
         version = batch.policy_version
         await asyncio.to_thread(write_rollouts, path, batch.trajectories, step=step, policy_version=version)
-        counters = [await connection.server_info() for connection in self._pool.connections]
-        busy = sum(float(c.get("busy_seconds", 0.0)) for c in counters)
-        self._record.log("time", step, {"engine/busy_seconds": busy - self._engine_busy})
-        self._engine_busy = busy
-
-    def _log_step(self, batch: Batch, report: StepReport) -> None:
-        step = self.step
-        rollout = batch_metrics(batch, self.config.reward.reward_key)
-        rollout |= {f"dropped/{reason}": float(n) for reason, n in sorted(self.scheduler.dropped.items())}
-        training = {
-            "loss": report.loss,
-            "grad_norm": report.grad_norm,
-            "learning_rate": report.learning_rate,
-            **report.metrics,
-        }
-        self._record.log("rollout", step, rollout)
-        self._record.log("train", step, training)
-        self._record.log("time", step, {f"backend/{name}": value for name, value in report.seconds.items()})
-        pool = self._pool
-        hit = pool.cached_tokens / pool.prompt_tokens if pool.prompt_tokens else 0.0
-        self._record.log("time", step, {"engine/prefix_hit_rate": hit, "engine/sampled_tokens": pool.sampled_tokens})
-        self.last = {"reward": rollout["reward/mean"], "loss": report.loss, "grad_norm": report.grad_norm}
-
-    async def _publish(self, version: int) -> None:
-        """Make the engines serve the trainer's weights as `version`; without engines there is nobody to tell."""
-        if not self._pool.urls:
-            return
-        published = await self._trainer.publish(version)
-        done = await publish(
-            published,
-            self._receiver,
-            self._pool,
-            mode=self.config.schedule.pause,
-            transport=self.config.transport.use,
-        )
-        self._record.log(
-            "publish",
-            version,
-            {
-                "seconds": done.seconds,
-                "paused_seconds": done.paused_seconds,
-                "verify_seconds": done.verify_seconds,
-                "bytes": float(done.nbytes),
-            },
-        )
-        self._record.emit("miles_version_published", published=done)
-
-    async def _evaluate(self) -> None:
-        """Measure every data set under the current version; new episodes wait, running ones go on."""
-        assert self.producer is not None
-        self.producer.hold()
-        try:
-            for dataset in self._sets:
-                with self._record.span("rollout", "evaluate", self.step):
-                    point, episodes = await self._measure(dataset)
-                write_rollouts(
-                    self.directory.evaluation_file(dataset.name, point.mode, self.step),
-                    [t for e in episodes for t in e.trajectories],
-                    step=self.step,
-                    policy_version=self.step,
-                )
-                self.points.append(point)
-                self._record.point(point)
-        finally:
-            await self.producer.release()
-
-    async def _measure(self, dataset: EvaluationSet) -> tuple[EvaluationPoint, list[Episode]]:
-        timeout = self.config.schedule.episode_timeout
-        if self.config.run.mode == "supervised":
-            return await held_out_loss(
-                dataset,
-                self.components.environment,
-                self._hold,
-                self._trainer.logprobs,
-                version=self.step,
-                timeout=timeout,
-            )
-        return await evaluate(
-            dataset,
-            self.components.environment,
-            self._hold,
-            self._score,
-            version=self.step,
-            seed=self.config.run.seed,
-            timeout=timeout,
-            reward_key=self.config.reward.reward_key,
-        )
-
-    async def _save_checkpoint(self) -> None:
-        path = self.directory.checkpoint(self.step)
-        with self._record.span("trainer", "checkpoint", self.step):
-            with atomic_directory(path) as temporary:
-                await self._trainer.save(temporary / "backend")
-            self.directory.prune_checkpoints(self.config.run.keep_checkpoints)
-        self._record.emit(
-            "miles_checkpoint_saved", checkpoint=CheckpointSaved(step=self.step, version=self.step, directory=path)
-        )
+        await self._meter.engines(step)
 
     async def _finish(self) -> None:
         if self.config.run.export:

@@ -7,9 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from miles_core.contracts.events import EvaluationPoint, RunInfo
 from miles_core.contracts.trackers import Tracker
-from miles_core.data.group import Batch
+from miles_core.data.group import Batch, Group
 from miles_core.data.trajectory import Status
 from miles_core.plugins import PluginManager
 from miles_core.runs.metrics import MetricsStore
@@ -20,8 +23,8 @@ __all__ = ["Recorder", "batch_metrics"]
 class Recorder:
     """Sends numbers to every tracker and phases to the timeline.
 
-    Kinds: `train`, `rollout` and `eval` are functions of the run's seed in synchronous mode; `time` and `publish` are
-    what depends on the machine.
+    Kinds: `train`, `rollout` and `eval` are functions of the run's seed in synchronous mode; `time`, `schedule` and
+    `publish` are what depends on the machine.
     """
 
     def __init__(
@@ -75,11 +78,13 @@ class Recorder:
 
 
 def batch_metrics(batch: Batch, reward_key: str | None) -> dict[str, float]:
-    """What a batch is, as numbers: rewards, lengths, statuses, staleness."""
+    """What a batch is, as numbers: rewards, lengths, statuses, and the staleness of what trains: of a group's oldest
+    token (mean, max) and of tokens."""
     episodes = [e for e in batch.episodes if e.trajectories]
     rewards = [e.trajectories[0].scalar_reward(reward_key) for e in episodes]
     sampled = [sum(t.trainable_tokens for t in e.trajectories) for e in episodes]
-    staleness = batch.staleness()
+    ages = [ages for g in batch.groups if len(ages := _ages(g, batch.policy_version))]
+    tokens = np.concatenate([np.zeros(0, np.int64), *ages])
     mean = sum(rewards) / len(rewards)
     return {
         "reward/mean": mean,
@@ -91,6 +96,16 @@ def batch_metrics(batch: Batch, reward_key: str | None) -> dict[str, float]:
         "tokens/sampled_per_episode": sum(sampled) / len(sampled),
         "episodes": float(len(episodes)),
         "truncated": sum(e.status is Status.TRUNCATED for e in episodes) / len(episodes),
-        "staleness/mean": sum(staleness) / len(staleness) if staleness else 0.0,
-        "staleness/max": float(max(staleness, default=0)),
+        "staleness/mean": sum(int(a.max()) for a in ages) / len(ages) if ages else 0.0,
+        "staleness/max": float(tokens.max(initial=0)),
+        "staleness/token_mean": float(tokens.mean()) if len(tokens) else 0.0,
+        "tokens/reweighted": float(
+            sum(int((t.weights != 1).sum()) for t in batch.trajectories if t.weights is not None)
+        ),
     }
+
+
+def _ages(group: Group, policy_version: int) -> NDArray[np.int64]:
+    """Staleness of the group's tokens that train, in versions."""
+    columns = [t.versions[t.loss_mask].astype(np.int64) for t in group.trajectories]
+    return policy_version - np.concatenate([np.zeros(0, np.int64), *columns])

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from miles_core.config.run import RunConfig
+from miles_core.config.sections import ScheduleSection
 from miles_core.contracts.backends import StepReport
 from miles_core.contracts.engines import Sampling
 from miles_core.data.group import Batch, Group, Prompt
@@ -23,12 +24,11 @@ from miles_core.runs.recording import Recorder, batch_metrics
 if TYPE_CHECKING:
     from miles_core.engines.pool import EnginePool
 
-__all__ = ["StepMeter", "make_producer", "schedule_policy", "scorer"]
+__all__ = ["StepMeter", "make_producer", "policy_of", "scorer"]
 
 
-def schedule_policy(config: RunConfig) -> SchedulePolicy:
+def policy_of(schedule: ScheduleSection) -> SchedulePolicy:
     """`[schedule]` as the scheduler reads it."""
-    schedule = config.schedule
     return SchedulePolicy(
         mode=schedule.mode,
         batch_groups=schedule.batch_groups,
@@ -82,7 +82,7 @@ def make_producer(
     def dropped(group_id: str, reason: str) -> None:
         record.emit("miles_group_dropped", group_id=group_id, reason=reason)
 
-    policy = schedule_policy(config)
+    policy = policy_of(config.schedule)
     return Producer(
         Scheduler(policy, ledger, prompt_at, seed=config.run.seed),
         parts.environment,

@@ -73,8 +73,17 @@ class TrainerClient:
         published: Published = await self._call("publish", version)
         return published
 
-    async def save(self, directory: Path) -> None:
-        await self._call("save", directory)
+    async def transfer(self, published: Published, session: Mapping[str, object]) -> None:
+        """The sending end of an in-place transport."""
+        await self._call("transfer", published, session)
+
+    async def begin_save(self, directory: Path) -> None:
+        """Take a snapshot; it is written while the next calls are answered."""
+        await self._call("begin_save", directory)
+
+    async def finish_save(self, *, wait: bool) -> bool:
+        """Whether the snapshot is complete on disk; with `wait` it is."""
+        return bool(await self._call("finish_save", wait))
 
     async def load(self, directory: Path) -> None:
         await self._call("load", directory)

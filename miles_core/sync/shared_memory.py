@@ -25,7 +25,7 @@ from miles_core.contracts.transports import (
 )
 from miles_core.errors import EngineError, PublishError
 from miles_core.http import JsonHttp
-from miles_core.sync.checksums import checksum
+from miles_core.sync.plan import describe, host_bytes
 
 if TYPE_CHECKING:
     from miles_core.contracts.backends import WeightStream
@@ -70,8 +70,6 @@ class SharedMemorySender(WeightSender):
         self._paths: list[Path] = []
 
     def send(self, version: int, weights: WeightStream) -> Published:
-        import torch
-
         begin = time.perf_counter()
         path = self._directory / f"version-{version}"
         path.unlink(missing_ok=True)
@@ -81,19 +79,12 @@ class SharedMemorySender(WeightSender):
             for name, tensor in weights:
                 padding = -position % _ALIGNMENT
                 file.write(b"\0" * padding)
-                host = tensor.detach().to("cpu").contiguous()
-                data = host.view(-1).view(torch.uint8).numpy().data if host.numel() else memoryview(b"")
-                file.write(data)
-                position += padding + len(data)
-                tensors.append(
-                    TensorInfo(
-                        name=name,
-                        dtype=str(host.dtype).removeprefix("torch."),
-                        shape=tuple(host.shape),
-                        nbytes=len(data),
-                        checksum=checksum(data),
-                    )
-                )
+                info = describe(name, host := tensor.detach().to("cpu").contiguous())
+                file.write(host_bytes(host))
+                position += padding + info.nbytes
+                tensors.append(info)
+        if path in self._paths:  # the same version once more, for an engine that came back
+            self._paths.remove(path)
         self._paths.append(path)
         while len(self._paths) > 2:
             self._paths.pop(0).unlink(missing_ok=True)

@@ -52,6 +52,10 @@ def make_columns(shape: Shape = USUAL, *, seed: int = 0, masked: bool = True) ->
     def uniform(low: float, high: float) -> torch.Tensor:
         return low + (high - low) * torch.rand(tokens, generator=generator)
 
+    def likeliest() -> torch.Tensor:
+        """Log-probs [N, 3] of three of five outcomes."""
+        return torch.randn(tokens, 5, generator=generator).log_softmax(-1)[:, :3]
+
     rollout = uniform(-3, 0)
     return BatchColumns(
         offsets=offsets,
@@ -67,6 +71,8 @@ def make_columns(shape: Shape = USUAL, *, seed: int = 0, masked: bool = True) ->
         reference_logprobs=uniform(-3, 0),
         teacher_logprobs=uniform(-3, 0),
         values=uniform(-1, 1),
+        teacher_top_ids=torch.arange(3).expand(tokens, 3),
+        teacher_top_logprobs=likeliest(),
         trajectory_ids=tuple(f"t{i}" for i in range(len(lengths))),
     )
 
@@ -81,7 +87,16 @@ def permuted(columns: BatchColumns, order: Sequence[int]) -> tuple[BatchColumns,
     lengths = columns.offsets.diff()[torch.tensor(order)]
     episodes, groups = len(columns.group_of), int(columns.group_of.max()) + 1
     moved: dict[str, Any] = {}
-    for name in ("loss_mask", "rollout_logprobs", "versions", "old_logprobs", "reference_logprobs", "teacher_logprobs"):
+    for name in (
+        "loss_mask",
+        "rollout_logprobs",
+        "versions",
+        "old_logprobs",
+        "reference_logprobs",
+        "teacher_logprobs",
+        "teacher_top_ids",
+        "teacher_top_logprobs",
+    ):
         moved[name] = getattr(columns, name)[places]
     assert columns.values is not None
     changed = dataclasses.replace(
@@ -99,7 +114,8 @@ def permuted(columns: BatchColumns, order: Sequence[int]) -> tuple[BatchColumns,
 
 
 def make_micro_batch(*, seed: int = 0) -> MicroBatch:
-    """The usual columns as a loss term sees them; `logprobs`, `entropy` and `values` are leaves with gradients."""
+    """The usual columns as a loss term sees them; `logprobs`, `entropy`, `values` and `top_logprobs` are leaves with
+    gradients."""
     import torch
 
     columns = make_columns(seed=seed)
@@ -120,6 +136,8 @@ def make_micro_batch(*, seed: int = 0) -> MicroBatch:
         returns=torch.randn(tokens, generator=generator),
         reference_logprobs=columns.reference_logprobs,
         teacher_logprobs=columns.teacher_logprobs,
+        top_logprobs=torch.randn(tokens, 5, generator=generator).log_softmax(-1)[:, :3].requires_grad_(),
+        teacher_top_logprobs=columns.teacher_top_logprobs,
     )
 
 
@@ -132,6 +150,8 @@ def with_needs(batch: MicroBatch, needs: Needs) -> MicroBatch:
         "returns": Needs.VALUES in needs,
         "reference_logprobs": Needs.REFERENCE in needs,
         "teacher_logprobs": Needs.TEACHER in needs,
+        "top_logprobs": Needs.TEACHER_TOP in needs,
+        "teacher_top_logprobs": Needs.TEACHER_TOP in needs,
     }
     dropped: dict[str, Any] = {name: None for name, kept in keep.items() if not kept}
     return dataclasses.replace(batch, **dropped)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import mmap
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from aiohttp import web
 
 from miles_core.sync.checksums import checksum
 from miles_core.testing.serving import served
+from miles_core.testing.stub_updates import StubUpdates
 
 __all__ = ["Script", "ServedStub", "StubEngine", "hashed_script", "served_stub", "stub_engine"]
 
@@ -36,6 +37,9 @@ def hashed_script(vocabulary: int, length: int) -> Script:
         return ids
 
     return script
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class StubEngine:
@@ -64,7 +68,13 @@ class StubEngine:
         """Take requests and never answer."""
         self.corrupt_staging = False
         """Report a wrong checksum for the first staged tensor."""
+        self.calls: list[str] = []
+        """Paths of the POST requests so far."""
+        self.on_call: Callable[[str], Awaitable[None]] | None = None
+        """Awaited with the path before a POST request is looked at; what it raises is the answer (500, or the status of
+        an `aiohttp.web` exception)."""
         self.aborted: set[str] = set()
+        self.updates = StubUpdates(self)
         self._running = asyncio.Event()
         self._running.set()
 
@@ -80,10 +90,23 @@ class StubEngine:
             "/commit_weights": self._commit,
             "/discard_weights": self._discard,
             "/weights_checker": self._check,
+            **self.updates.routes(),
         }
+        routes = {path: self._told(path, handler) for path, handler in routes.items()}
         app.add_routes([web.post(path, handler) for path, handler in routes.items()])
         app.add_routes([web.get("/health", self._ok), web.get("/server_info", self._info)])
         return app
+
+    def _told(self, path: str, handler: Handler) -> Handler:
+        """Note the call, and let `on_call` fail or delay it first."""
+
+        async def told(request: web.Request) -> web.StreamResponse:
+            self.calls.append(path)
+            if self.on_call is not None:
+                await self.on_call(path)
+            return await handler(request)
+
+        return told
 
     @property
     def paused(self) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,25 @@ from miles_core.contracts.rewards import Sample
 from miles_core.data.group import Episode, Prompt
 from miles_core.data.tokenizer import FileTokenizer, load_tokenizer
 from miles_core.data.trajectory import Status
+from miles_core.rollout.ledger import Ledger
 
 END = "<|im_end|>"
+
+
+@pytest.fixture(autouse=True)
+def _closed_ledgers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close every ledger that a test opens: a connection that is left to the collector is a warning, thus an error."""
+    opened: list[Ledger] = []
+    open_ledger = Ledger.__init__
+
+    def remember(ledger: Ledger, path: Path) -> None:
+        open_ledger(ledger, path)
+        opened.append(ledger)
+
+    monkeypatch.setattr(Ledger, "__init__", remember)
+    yield
+    for ledger in opened:
+        ledger.close()
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,7 @@ def test_a_retry_is_counted(ledger: Ledger) -> None:
 
 def test_a_lost_group_breaks_the_law(ledger: Ledger, tmp_path: Path) -> None:
     ledger.issue("g", position=0, prompt_id="p")
-    with sqlite3.connect(tmp_path / "ledger.sqlite") as other:
+    with closing(sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None)) as other:
         other.execute("DELETE FROM groups")
     with pytest.raises(LedgerError, match="lost count: issued 1 ≠ trained 0"):
         ledger.check()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -95,12 +96,12 @@ def test_a_missing_group_and_a_missing_wire_entry_are_found(run_copy: Path) -> N
     gone = trajectories[0].group_id
     write_rollouts(path, [t for t in trajectories if t.group_id != gone], step=3, policy_version=2)
     assert f"group {gone} is trained in the ledger and in no rollout file" in audit(run_copy)
-    with sqlite3.connect(run_copy / "wire.sqlite") as db:
+    with closing(sqlite3.connect(run_copy / "wire.sqlite", isolation_level=None)) as db:
         db.execute("DELETE FROM generations")
     assert any("is not in the wire record" in m for m in audit(run_copy))
 
 
 def test_a_lost_group_is_found(run_copy: Path) -> None:
-    with sqlite3.connect(run_copy / "ledger.sqlite") as db:
+    with closing(sqlite3.connect(run_copy / "ledger.sqlite", isolation_level=None)) as db:
         db.execute("DELETE FROM groups WHERE position = 3")
     assert "the ledger's conservation law does not hold" in audit(run_copy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import orjson
@@ -41,7 +42,7 @@ def _variant(source: Path, target: Path, *, seed: int, size: int, mean: float) -
     stored["config"]["run"] |= {"name": target.name, "seed": seed}
     stored["config"]["schedule"]["group_size"] = size
     (target / "config.json").write_bytes(orjson.dumps(stored))
-    with sqlite3.connect(target / "metrics.sqlite") as db:
+    with closing(sqlite3.connect(target / "metrics.sqlite", isolation_level=None)) as db:
         db.execute("UPDATE metrics SET value = ? WHERE kind = 'eval' AND name = 'heldout/sampled/mean'", (mean,))
     return target
 
@@ -71,7 +72,7 @@ def test_noise_is_not_significant_and_single_runs_are_cautioned(finished_run: Pa
 
 
 def test_a_run_without_evaluation(run_copy: Path) -> None:
-    with sqlite3.connect(run_copy / "metrics.sqlite") as db:
+    with closing(sqlite3.connect(run_copy / "metrics.sqlite", isolation_level=None)) as db:
         db.execute("DELETE FROM metrics WHERE kind = 'eval'")
     with pytest.raises(RunDirectoryError, match="no held-out evaluation"):
         compare_runs([run_copy])

@@ -54,8 +54,11 @@ class StubTrainer:
         tensor = TensorInfo(name="w", dtype="uint8", shape=(4,), nbytes=4, checksum=checksum(data))
         return Published(version=version, tensors=(tensor,), address={"path": str(path)}, seconds=0.0)
 
-    async def save(self, directory: Path) -> None:
+    async def begin_save(self, directory: Path) -> None:
         directory.mkdir()
+
+    async def finish_save(self, *, wait: bool) -> bool:
+        return True
 
     async def load(self, directory: Path) -> None: ...
 
@@ -293,3 +296,12 @@ def test_the_asynchronous_mode_trains_within_its_staleness(setup: Setup) -> None
         assert len(batch.groups) == 2
     trained = [g.group_id for b in setup.trainer.batches for g in b.groups]
     assert len(trained) == len(set(trained)) == setup.states().count("trained")
+
+
+def test_surplus_groups_are_taken_first_by_the_next_step(setup: Setup) -> None:
+    setup.go("schedule.over_sample=1")
+    trained = [g for b in setup.trainer.batches for g in b.groups]
+    assert len({g.group_id for g in trained}) == len(trained) == setup.states().count("trained") == 6
+    assert setup.states().count("pending") == 1, "what the last step left over"
+    assert {g.group_id for g in trained} | {"g0000006"} >= {f"g{i:07d}" for i in range(6)}
+    assert all(set(b.staleness()) == {0} for b in setup.trainer.batches)

@@ -160,7 +160,7 @@ async def test_an_engine_that_answers_nonsense_is_an_error(tmp_path: Path) -> No
     pool = EnginePool([f"http://{host}:{port}"], deadline=5.0)
     try:
         async with ends(tmp_path) as (sender, receiver):
-            with pytest.raises(EngineError, match="expected checksums by name"):
+            with pytest.raises(PublishError, match="expected checksums by name"):
                 await publish(sender.send(1, weights(1)), receiver, pool, mode="retract", transport="t")
         assert not engine.paused
     finally:

@@ -15,6 +15,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
 import torch
 from conftest import make_batch
+from invariance import branching, objective, projections, step
 from test_fsdp import FULL, an_objective, weights_digest
 
 from miles_core.contracts.backends import BackendStart
@@ -69,6 +70,8 @@ def work(start: dict, out: Path) -> dict:
     found["lora_digest"] = weights_digest(tuned)
     found["ppo"] = [report(critic := started({**start, "critic": True}), make_batch(seed), PPO) for seed in (0, 1)]
     critic.save(out / "critic")
+    loss, gradients = step(started({**start, "dtype": "float64"}), branching(), objective())
+    found["float64"] = {"loss": loss, "gradients": projections(gradients)}
     found["bfloat16"] = report(started({**start, "dtype": "bfloat16"}), make_batch(0))
 
     poisoned = started(start)

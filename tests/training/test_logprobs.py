@@ -64,6 +64,17 @@ def test_chunking_does_not_change_a_bit():
     assert torch.equal(whole[1], parts[1])
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_the_bits_are_those_of_whole_logits(temperature):
+    """At the vocabulary and width of SmolLM2, in float32."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(96, 576, generator=generator), torch.randn(49_152, 576, generator=generator) / 25
+    rows, targets = torch.arange(96), torch.randint(0, 49_152, (96,), generator=generator)
+    ours, _ = token_logprobs(hidden, weight, rows, targets, temperature=temperature, chunk=32)
+    logits = torch.nn.functional.linear(hidden, weight) / temperature
+    assert torch.equal(ours, logits.log_softmax(-1).gather(1, targets[:, None])[:, 0])
+
+
 def test_the_sampling_temperature_matters():
     hidden, weight, rows, targets = inputs()
     warm, _ = token_logprobs(hidden, weight, rows, targets, temperature=1.0)

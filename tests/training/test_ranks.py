@@ -67,6 +67,15 @@ def test_loss_and_gradient_norm_are_those_of_one_process(found, size, what):
 
 
 @pytest.mark.parametrize("size", [2, 4])
+def test_the_whole_gradient_of_branching_episodes_is_that_of_one_process(found, size):
+    one, many = found[0][1][0]["float64"], found[0][size][0]["float64"]
+    assert many["loss"] == pytest.approx(one["loss"], rel=1e-6)
+    assert many["gradients"].keys() == one["gradients"].keys()
+    for name, numbers in one["gradients"].items():
+        assert many["gradients"][name] == pytest.approx(numbers, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("size", [2, 4])
 def test_every_rank_has_the_same_answer(found, size):
     first, *others = found[0][size]
     assert all(other == first for other in others)

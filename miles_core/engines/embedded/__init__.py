@@ -10,6 +10,7 @@ Started with ``python -m miles_core.engines.embedded`` (see ``__main__``). Modul
 - ``sampler``       logits to tokens and log-probabilities
 - ``runner``        one step: plan in, sampled tokens out
 - ``weights``       staging, verifying and committing a published version
+- ``updates``       weights that arrive in place, over a process group
 - ``engine``        the thread that owns all of the above
 - ``server``        HTTP
 """

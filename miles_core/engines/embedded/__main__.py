@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, cast
 import torch
 import uvicorn
 
+from miles_core.eventloop import run
+
 from .engine import Engine
 from .protocol import Limits
 from .runner import DTYPES, ModelRunner, load_model
@@ -169,7 +171,7 @@ def main() -> None:
     """Run the command line."""
     options = parse_arguments()
     logging.basicConfig(level=options.log_level.upper(), stream=sys.stderr)
-    asyncio.run(serve(options))
+    run(serve(options))
 
 
 if __name__ == "__main__":

@@ -18,8 +18,10 @@ from .sequence import Sequence
 from .weights import Staged, WeightStore, WrongStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from collections.abc import Sequence as Items
+
+    import torch
 
     from .protocol import GenerateRequest
     from .runner import ModelRunner
@@ -179,6 +181,22 @@ class Engine:
             raise WrongStateError(f"commit_weights: version {version} is not staged; {held} is")
         self._weights.commit(self.staged)
         self.version, self.staged = version, None
+        self._scheduler.forget_prefixes()
+
+    def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write over weights in use.
+
+        Raises:
+            WrongStateError: not paused.
+        """
+        if self.pause_mode is None:
+            raise WrongStateError("generation must be paused while weights are written (POST /pause_generation)")
+        self._weights.write(tensors)
+        self._scheduler.forget_prefixes()
+
+    def take_version(self, version: str) -> None:
+        """Report ``version`` from the next token on, for the weights in use."""
+        self.version = version
         self._scheduler.forget_prefixes()
 
     def checksums(self) -> dict[str, str]:

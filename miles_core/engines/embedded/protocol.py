@@ -76,6 +76,8 @@ class GenerateRequest:
     """First prompt position whose log-prob is wanted; -1 for none."""
     top_logprobs_num: int = 0
     token_ids_logprob: tuple[int, ...] = ()
+    logprob_temperature: float = 1.0
+    """Temperature of the prompt's log-probs. SGLang gives those of temperature 1 alone; this field is our own."""
     return_routed_experts: bool = False
     routed_experts_start_len: int = 0
 
@@ -104,8 +106,10 @@ _BODY_FIELDS = (
     "logprob_start_len",
     "top_logprobs_num",
     "token_ids_logprob",
+    "logprob_temperature",
     "return_routed_experts",
     "routed_experts_start_len",
+    "extra_key",  # SGLang's, to keep prefixes apart; here a commit forgets all that came before it
 )
 
 
@@ -157,6 +161,7 @@ def _parse_one(body: Mapping[str, Any], limits: Limits) -> GenerateRequest:
     want_logprob = _boolean(body, "return_logprob")
     start = _integer(body, "logprob_start_len", -1, low=-1, high=len(ids))
     top = _integer(body, "top_logprobs_num", 0, low=0, high=limits.vocab_size)
+    temperature = _number(body, "logprob_temperature", 1.0, low=0.0, low_open=True)
     experts = _boolean(body, "return_routed_experts")
     if experts and not limits.has_experts:
         raise BadRequestError("return_routed_experts: this model has no routed experts")
@@ -175,6 +180,7 @@ def _parse_one(body: Mapping[str, Any], limits: Limits) -> GenerateRequest:
         token_ids_logprob=_token_ids(body.get("token_ids_logprob") or [], "token_ids_logprob", limits)
         if want_logprob
         else (),
+        logprob_temperature=temperature,
         return_routed_experts=experts,
         routed_experts_start_len=_integer(body, "routed_experts_start_len", 0, low=0, high=len(ids)),
     )

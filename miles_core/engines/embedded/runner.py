@@ -191,7 +191,8 @@ def _score_prompts(scored: Sequence[Segment], logits: torch.Tensor) -> None:
     start = 0
     for segment in scored:
         sequence, positions = segment.sequence, _scored_positions(segment)
-        logprobs = logits[start : start + len(positions)].float().log_softmax(-1)
+        scaled = logits[start : start + len(positions)].float() / sequence.request.logprob_temperature
+        logprobs = scaled.log_softmax(-1)
         start += len(positions)
         tokens = sequence.ids[positions.start : positions.stop]
         own = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()

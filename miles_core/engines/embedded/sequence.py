@@ -44,7 +44,7 @@ class Sequence:
     chosen_logprobs: list[list[LogprobEntry]] = field(default_factory=list)
     """Of ``request.token_ids_logprob``, a list for each sampled token."""
     input_logprobs: list[LogprobEntry] = field(default_factory=list)
-    """Of prompt tokens from ``request.logprob_start_len`` on, at temperature 1."""
+    """Of prompt tokens from ``request.logprob_start_len`` on, at the request's ``logprob_temperature``."""
     input_top_logprobs: list[list[LogprobEntry]] = field(default_factory=list)
     input_chosen_logprobs: list[list[LogprobEntry]] = field(default_factory=list)
     cached_tokens: int | None = None
@@ -148,6 +148,7 @@ class Sequence:
             pairs = zip(self.logprobs_original, output_ids, strict=True)
             meta["output_token_logprobs_original"] = [(logprob, token, None) for logprob, token in pairs]
             meta["input_token_logprobs"] = self.input_logprobs
+            meta["logprob_temperature"] = request.logprob_temperature
             if request.top_logprobs_num:
                 meta["output_top_logprobs"] = self.top_logprobs
                 meta["input_top_logprobs"] = self.input_top_logprobs

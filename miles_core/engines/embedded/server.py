@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from .engine import StepError
 from .protocol import BadRequestError, GenerateRequest, Limits, SamplingParams, parse_generate
+from .updates import WeightUpdates
 from .weights import ChecksumError, WrongStateError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from .engine import Engine
     from .sequence import Sequence
+    from .updates import Update
     from .weights import WeightStore
 
 _STATUS = {BadRequestError: 400, ChecksumError: 409, WrongStateError: 409, StepError: 500}
@@ -47,6 +49,7 @@ class EngineApp:
         self._limits = limits
         self._info = dict(info)
         self._staging = asyncio.Lock()
+        self._updates = WeightUpdates(engine, weights)
         both, post = ["GET", "POST"], ["POST"]
         self.app = Starlette(
             routes=[
@@ -65,6 +68,10 @@ class EngineApp:
                 Route("/commit_weights", self._endpoint(self.commit_weights), methods=post),
                 Route("/discard_weights", self._endpoint(self.discard_weights), methods=post),
                 Route("/weights_checker", self._endpoint(self.weights_checker), methods=post),
+                *(
+                    Route(path, self._endpoint(self._update(call)), methods=post)
+                    for path, call in self._updates.calls.items()
+                ),
             ]
         )
 
@@ -231,6 +238,15 @@ class EngineApp:
         """Drop a staged version."""
         self._engine.staged = None
         return _json({"success": True, "weight_version": self._engine.version})
+
+    def _update(self, call: Update) -> Callable[[Request], Awaitable[Response]]:
+        async def handler(request: Request) -> Response:
+            body = await _body(request)
+            if not isinstance(body, dict):
+                raise BadRequestError(f"the body must be a JSON object, not {type(body).__name__}")
+            return _json({"success": True, "message": await call(body)})
+
+        return handler
 
     async def weights_checker(self, request: Request) -> Response:
         """Checksums of the weights in use."""

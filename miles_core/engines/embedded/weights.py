@@ -20,7 +20,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from .protocol import BadRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from transformers import PreTrainedModel
 
@@ -126,6 +126,26 @@ class WeightStore:
                 binding.owner.data = tensor
             else:
                 binding.view.copy_(tensor)
+
+    def check(self, name: str, dtype: str, shape: Sequence[int]) -> None:
+        """Whether a tensor fits the model.
+
+        Raises:
+            BadRequestError: it does not.
+        """
+        if name not in self._bindings and name not in self._tied:
+            raise BadRequestError(f"{name}: the model has no such tensor. The names are those of the checkpoint")
+        held = self._bindings[self._tied.get(name, name)].view
+        if _DTYPES.get(dtype) != held.dtype or tuple(shape) != tuple(held.shape):
+            raise BadRequestError(
+                f"{name}: {dtype} {list(shape)}, but the model's is {str(held.dtype)[6:]} {list(held.shape)}"
+            )
+
+    @torch.no_grad()
+    def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write over weights in use. A tied tensor is written once, under whichever name it comes."""
+        for name, tensor in tensors.items():
+            self._bindings[self._tied.get(name, name)].view.copy_(tensor)
 
     def checksums(self) -> dict[str, str]:
         """Return the xxh3-128 of what the model holds, by checkpoint name."""

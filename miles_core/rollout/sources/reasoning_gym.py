@@ -24,6 +24,7 @@ from miles_core.contracts.sources import DataSource
 from miles_core.data.group import Prompt
 from miles_core.data.seeds import derive_seed
 from miles_core.errors import DataError, nearest
+from miles_core.rollout.sources.one_family import one_family
 from miles_core.rollout.sources.rows import PLACEHOLDER
 
 __all__ = ["FamilyChoice", "ReasoningGymConfig", "ReasoningGymSource", "entry", "held_out", "score_answer"]
@@ -217,18 +218,17 @@ def _cached(family: str, options: str) -> Any:
 
 
 def _create(family: str, options: str, seed: int) -> Any:
-    import reasoning_gym
-    from reasoning_gym.factory import DATASETS
-
     file = f"reasoning_gym:{family}"
-    if family not in DATASETS:
-        raise DataError(f"there is no such family; {nearest(family, list(DATASETS))}", file=file, field="name")
     if family in _HASH_ORDERED and not os.environ.get("PYTHONHASHSEED", "random").isdecimal():
         raise DataError(
             "its items depend on Python's hash seed, so rows would change on resume; start with PYTHONHASHSEED=0 set",
             file=file,
         )
-    try:
-        return reasoning_gym.create_dataset(family, seed=seed, size=1, **json.loads(options))
-    except (TypeError, ValueError, AssertionError) as error:
-        raise DataError(f"refuses its options {options}: {error}", file=file, field="config") from error
+    with one_family(family) as factory:
+        if family not in factory.DATASETS:
+            allowed = list(factory.DATASETS)
+            raise DataError(f"there is no such family; {nearest(family, allowed)}", file=file, field="name")
+        try:
+            return factory.create_dataset(family, seed=seed, size=1, **json.loads(options))
+        except (TypeError, ValueError, AssertionError) as error:
+            raise DataError(f"refuses its options {options}: {error}", file=file, field="config") from error

@@ -31,6 +31,12 @@ _CURVES = (
     ("rollout", "tokens/sampled_per_episode", "sampled tokens an episode"),
     ("rollout", "truncated", "share of truncated episodes"),
     ("rollout", "staleness/max", "largest staleness of a trained group"),
+    ("rollout", "staleness/token_mean", "mean staleness of a trained token"),
+    ("schedule", "trainer_idle_seconds", "seconds that the trainer waited for its batch"),
+    ("schedule", "running_mean", "episodes that ran, on average"),
+    ("schedule", "buffer_depth", "finished groups that a batch left in the buffer"),
+    ("time", "engine/idle_seconds", "seconds in which engines had nothing to do"),
+    ("time", "engine/prefix_hit_rate", "share of prompt tokens from the prefix cache"),
     ("publish", "seconds", "seconds to publish a version"),
 )
 

@@ -107,6 +107,8 @@ def _asked(columns: BatchColumns, estimator: Any) -> BatchColumns:
         values=columns.values if Needs.VALUES in needs else None,
         reference_logprobs=columns.reference_logprobs if Needs.REFERENCE in needs else None,
         teacher_logprobs=columns.teacher_logprobs if Needs.TEACHER in needs else None,
+        teacher_top_ids=columns.teacher_top_ids if Needs.TEACHER_TOP in needs else None,
+        teacher_top_logprobs=columns.teacher_top_logprobs if Needs.TEACHER_TOP in needs else None,
         old_logprobs=columns.old_logprobs if Needs.TRAINER_LOGPROBS in needs else None,
     )
 

@@ -100,10 +100,12 @@ CHECKS: tuple[Check, ...] = (
     micro_batches_add_up,
 )
 
-_LEAVES = ("logprobs", "entropy", "values")
+_LEAVES = ("logprobs", "entropy", "values", "top_logprobs")
 _WILD_SIGNS = {
     "logprobs": 1,
     "values": 1,
+    "top_logprobs": 1,
+    "teacher_top_logprobs": -1,
     "old_logprobs": -1,
     "rollout_logprobs": -1,
     "reference_logprobs": -1,
@@ -122,7 +124,8 @@ def _loss(case: Case, *, wild: float | None = None) -> tuple[MicroBatch, Any]:
         changes: dict[str, Any] = {}
         for name, sign in _WILD_SIGNS.items():
             column = getattr(batch, name).detach()
-            changed = column.where(batch.loss_mask, column.new_full((), sign * wild))
+            kept = batch.loss_mask if column.ndim == 1 else batch.loss_mask[:, None]
+            changed = column.where(kept, column.new_full((), sign * wild))
             changes[name] = changed.requires_grad_() if name in _LEAVES else changed
         batch = dataclasses.replace(batch, **changes)
     batch = with_needs(batch, term.needs)
