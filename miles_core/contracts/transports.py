@@ -15,6 +15,10 @@ compares the checksums; a transport moves bytes. Calls of one publish, in order:
 | *verify* | each engine | what it holds now | |
 | *flush, resume* | | | |
 
+A staged receiver with `atomic = True` saves the engines everything from *pause* on: its `switch` commits between two
+steps of the engine, and answers with checksums of what the engine serves then. (`abort` still pauses: what is aborted
+must be told apart from what the engine aborts by itself.)
+
 Where a call fails, the engines keep the version before (staged), or those that may hold something else are drained:
 nothing is routed to them until a later publish has brought them a verified version.
 """
@@ -31,6 +35,7 @@ from miles_core.contracts.component import Component, ConfigT
 
 if TYPE_CHECKING:
     from miles_core.contracts.backends import WeightStream
+    from miles_core.contracts.engines import PauseMode
 
 __all__ = ["Published", "TensorInfo", "WeightReceiver", "WeightSender", "WeightTransport"]
 
@@ -103,6 +108,9 @@ class WeightReceiver(abc.ABC):
     in_place: ClassVar[bool] = False
     """Bytes are written over those in use, while the engine is paused: there is no version before to fall back to."""
 
+    atomic: ClassVar[bool] = False
+    """The engine can commit a staged version between two of its steps: there is `switch`."""
+
     @abc.abstractmethod
     async def stage(self, url: str, published: Published) -> Mapping[str, str]:
         """Get the version to the engine without making it visible; the engine's checksum per tensor of the plan.
@@ -126,6 +134,13 @@ class WeightReceiver(abc.ABC):
         """Make the staged version the one that the engine serves, or, in place, make the engine report the version that
         it was found to hold. Called while it is paused."""
 
+    async def switch(self, url: str, published: Published, mode: PauseMode) -> Mapping[str, str]:
+        """Atomic receivers: make the staged version the one that the engine serves from its next step on. Requests in
+        flight are retracted or go on with their cache, as `mode` says; no prefix that was cached under other weights is
+        found by a new request. Returns the checksums of what it serves now. An error leaves it on the version before,
+        or says that it may not have."""
+        raise AssertionError(f"{type(self).__name__} is not atomic: it commits while the engine is paused")
+
     @abc.abstractmethod
     async def discard(self, url: str, published: Published) -> None:
         """Forget what `stage`, `connect` and `receive` left at the engine. Never raises for an engine that holds
@@ -137,6 +152,10 @@ class WeightReceiver(abc.ABC):
 
 class WeightTransport(Component[ConfigT], abc.ABC):
     """A pair of ends. `sender` is called in the trainer process (rank 0), `receiver` in the controller."""
+
+    several_fleets: ClassVar[bool] = False
+    """Whether a version that was sent can be brought to engines of another fleet too, by a receiver of their own, as
+    long as it is the last one or the one before: dedicated evaluation asks for it."""
 
     @abc.abstractmethod
     def sender(self, run_directory: Path) -> WeightSender: ...

@@ -1,7 +1,7 @@
 """The engine client: SGLang's native `/generate`, token ids in, sampled ids with log-probs and versions out.
 
-One client serves the embedded engine and SGLang. Requests are streamed: the answer's headers say that the engine has
-queued the request, which lets a synchronous step admit its requests in submission order.
+One client serves the embedded engine and SGLang. Requests are streamed: those that travel together are answered each
+when it is finished.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import base64
 import dataclasses
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -43,7 +43,6 @@ class _Ask:
     priority: int
     started: float
     answer: asyncio.Future[dict[str, Any]]
-    on_queued: Callable[[], None] | None
     on_tokens: OnTokens | None
 
 
@@ -81,12 +80,11 @@ class EngineConnection:
         sampling: Sampling,
         *,
         priority: int = 0,
-        on_queued: Callable[[], None] | None = None,
         on_tokens: OnTokens | None = None,
     ) -> Generation:
-        """Sample a continuation. `on_queued()` is called once the engine has taken the request, `on_tokens(ids)` with
-        all ids so far as they come; what it raises ends this request. When the caller is cancelled, the request is
-        aborted in the engine. Raises `EngineRefusal`, `EngineError` or `aiohttp.ClientError`."""
+        """Sample a continuation. `on_tokens(ids)` is called with all ids so far as they come; what it raises ends this
+        request. When the caller is cancelled, the request is aborted in the engine. Raises `EngineRefusal`,
+        `EngineError` or `aiohttp.ClientError`."""
         self._check_ids(input_ids)
         loop = asyncio.get_running_loop()
         ask = _Ask(
@@ -96,7 +94,6 @@ class EngineConnection:
             priority=priority,
             started=time.time(),
             answer=loop.create_future(),
-            on_queued=on_queued,
             on_tokens=on_tokens,
         )
         if not self._asked:
@@ -171,9 +168,6 @@ class EngineConnection:
         async with session.post(f"{self.url}/generate", data=body, headers=headers) as response:
             if response.status >= 400:
                 check_status(f"POST {self.url}/generate", response.status, await response.read())
-            for ask in asked:
-                if ask.on_queued is not None:
-                    ask.on_queued()
             async for data in _events(response.content):
                 answer = orjson.loads(data)
                 meta = answer.get("meta_info") if isinstance(answer, dict) else None

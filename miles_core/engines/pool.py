@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import aiohttp
 
@@ -17,9 +19,17 @@ from miles_core.engines.client import EngineConnection, UnpublishedWeights
 from miles_core.errors import EngineError, EngineUnavailable
 from miles_core.http import JsonHttp, Retryable
 
-__all__ = ["EnginePool"]
+__all__ = ["EngineAccount", "EnginePool"]
 
 _POLL = 0.05
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class EngineAccount:
+    """What an engine tells of itself: `/server_info`."""
+
+    url: str
+    info: Mapping[str, Any]
 
 
 class EnginePool:
@@ -65,6 +75,8 @@ class EnginePool:
         self._on_generation = on_generation
         self.interruptions = 0
         """How often everything in flight was aborted on purpose, twice: odd while that is going on."""
+        self.retries = 0
+        """How often a request was sent again, to this engine or another."""
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.sampled_tokens = 0
@@ -93,7 +105,6 @@ class EnginePool:
         *,
         routing_key: str = "",
         priority: int = 0,
-        on_queued: Callable[[], None] | None = None,
         on_tokens: OnTokens | None = None,
     ) -> Generation:
         loop = asyncio.get_running_loop()
@@ -108,12 +119,11 @@ class EnginePool:
             self._running[engine.url] += 1
             try:
                 async with asyncio.timeout_at(end):
-                    generation = await engine.generate(
-                        input_ids, sampling, priority=priority, on_queued=on_queued, on_tokens=on_tokens
-                    )
+                    generation = await engine.generate(input_ids, sampling, priority=priority, on_tokens=on_tokens)
             except (aiohttp.ClientError, OSError, Retryable, TimeoutError) as error:
                 if isinstance(error, UnpublishedWeights):
                     await self.drain(engine.url, str(error))
+                self.retries += 1
                 tried.add(engine.url)
                 self._pinned.pop(routing_key, None)
                 if loop.time() + delay >= end:
@@ -177,6 +187,19 @@ class EnginePool:
 
     def _connection(self, url: str) -> EngineConnection:
         return next(c for c in self.connections if c.url == url.rstrip("/"))
+
+    async def answering(self, *, deadline: float = 5.0) -> list[EngineAccount]:
+        """What the engines that answer within `deadline` seconds tell of themselves."""
+        answers = await asyncio.gather(
+            *(c.server_info(deadline=deadline) for c in self.connections), return_exceptions=True
+        )
+        found = []
+        for connection, answer in zip(self.connections, answers, strict=True):
+            if isinstance(answer, BaseException) and not isinstance(answer, EngineUnavailable):
+                raise answer
+            if not isinstance(answer, BaseException):
+                found.append(EngineAccount(url=connection.url, info=answer))
+        return found
 
     async def flush(self, url: str) -> None:
         await self._connection(url).flush()

@@ -8,10 +8,10 @@ The loss is Σ_t factor_t · loss_t, so micro-batches, packing order and data-pa
 | `sequence` | 1 / (its episode's trainable tokens · episodes that train) | GRPO, arXiv 2402.03300 |
 | `constant` | 1 / (`constant_length` · episodes that train) | Dr. GRPO, arXiv 2503.20783 |
 
-What is masked is in no denominator: a batch weighs the same with or without its all-masked episodes. A token of weight w
-(`BatchColumns.weights`) is w of a token, above and below the line: Σ w·l / Σ w, of which the mask is the case of w in
-{0, 1}. So what counts less makes the rest count no less. `constant` has a denominator that no token is in; there w stands
-above the line alone.
+What is masked is in no denominator: a batch weighs the same with or without its all-masked episodes. A token of
+weight w (`BatchColumns.weights`) is w of a token, above and below the line: Σ w·l / Σ w, of which the mask is the case
+of w in {0, 1}. So what counts less makes the rest count no less. `constant` has a denominator that no token is in;
+there w stands above the line alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Admission: what an episode sees of the engines, in an order that does not depend on timing, and past interruptions.
 
-Batched float arithmetic depends on what is batched together. To make a synchronous step reproducible, its requests
-are queued while the engines are held, in submission order, and then start together. A client tells when its first
-request stands in the queue, and carries the episode's place in submission order as the request's priority.
+Batched float arithmetic depends on what is batched together. To make a synchronous step reproducible, its first
+requests are gathered and go out together, each with the episode's place in submission order as its priority.
 
 With `partial`, a request that was aborted on purpose (a weight update with `pause = "abort"`, the end of a synchronous
 step) goes on behind what it had sampled, so that an environment sees one generation and never the cut.
@@ -12,11 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from miles_core.contracts.engines import Generation, OnTokens, PauseMode, Sampling
+from miles_core.contracts.engines import Generation, OnTokens, Sampling
 from miles_core.rollout.continuation import joined, remainder
 
 __all__ = ["AdmissionClient", "EngineHold", "QueuingEngine"]
@@ -37,15 +35,12 @@ class QueuingEngine(Protocol):
         *,
         routing_key: str = "",
         priority: int = 0,
-        on_queued: Callable[[], None] | None = None,
         on_tokens: OnTokens | None = None,
     ) -> Generation: ...
 
     async def interrupt(self) -> None:
         """Abort everything in flight; each request answers with what it has."""
         ...
-
-    def paused(self, mode: PauseMode) -> AbstractAsyncContextManager[object]: ...
 
     def forget(self, routing_key: str) -> None: ...
 
@@ -68,12 +63,29 @@ class EngineHold:
         self.going = asyncio.Event()
         """Set but between two synchronous steps, when partial episodes wait."""
         self.going.set()
+        self._together: list[tuple[int, asyncio.Future[None]]] | None = None
 
-    @contextlib.asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
-        """Inside, requests queue and nothing runs; what ran goes on afterwards with its cache intact."""
-        async with self.engine.paused("in_place"):
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What is asked inside waits, and goes out at the end: in submission order, in one turn of the event loop,
+        which an engine connection makes one request of. So an engine queues all of it before it looks at any."""
+        assert self._together is None, "requests are being gathered already"
+        gathered = self._together = []
+        try:
             yield
+        finally:
+            self._together = None
+            for _, release in sorted(gathered, key=lambda waiting: waiting[0]):
+                if not release.done():
+                    release.set_result(None)
+
+    async def turn(self, priority: int, waiting: Callable[[], None]) -> None:
+        """Wait while requests are gathered; `waiting()` is called when this one is among them."""
+        if self._together is not None:
+            release: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._together.append((priority, release))
+            waiting()
+            await release
 
     async def park(self) -> None:
         """Interrupt the training episodes: what they ask for waits until `resume`."""
@@ -86,7 +98,7 @@ class EngineHold:
 
 
 class AdmissionClient:
-    """One episode's engine client. `queued` is set once its first request stands in an engine's queue.
+    """One episode's engine client. `queued` is set once its first request waits to go out with the others'.
 
     `parks` is false for episodes that no step's end interrupts (evaluation). `deadline` is the episode's; it stands
     still while the episode is parked.
@@ -117,13 +129,13 @@ class AdmissionClient:
         while True:
             if self._continues and not self._hold.going.is_set():
                 await self._wait()
+            await self._hold.turn(self._priority + priority, self.queued.set)
             before = engine.interruptions
             part = await engine.generate(
                 [*input_ids, *sampled] if sampled else input_ids,
                 remainder(sampling, len(sampled)),
                 routing_key=routing_key,
                 priority=self._priority + priority,
-                on_queued=self.queued.set,
                 **({} if on_tokens is None else {"on_tokens": _behind(sampled, on_tokens)}),
             )
             parts.append(part)

@@ -166,6 +166,12 @@ class Producer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def restart(self, scheduler: Callable[[], Scheduler]) -> None:
+        """Forget what runs, and go on with another scheduler, made when nothing runs any more."""
+        await self.stop()
+        self.scheduler = scheduler()
+        self._failure = None
+
 
 async def _admitted(
     hold: EngineHold,
@@ -175,9 +181,8 @@ async def _admitted(
     *,
     ordered: bool,
 ) -> list[asyncio.Task[Any]]:
-    """Start one asyncio task an episode. When `ordered`, the engines are held until every episode has its first
-    request queued (or has ended without one), so that what they sample is a function of submission order, not of
-    timing.
+    """Start one asyncio task an episode. When `ordered`, first requests wait until every episode has one (or has ended
+    without), and go out together, so that what engines sample is a function of submission order, not of timing.
     """
 
     async def one(task: EpisodeTask, client: AdmissionClient) -> Any:
@@ -188,7 +193,7 @@ async def _admitted(
 
     if not ordered:
         return [asyncio.create_task(one(t, c)) for t, c in zip(tasks, clients, strict=True)]
-    async with hold.held():
+    with hold.together():
         started = [asyncio.create_task(one(t, c)) for t, c in zip(tasks, clients, strict=True)]
         await asyncio.gather(*(client.queued.wait() for client in clients))
     return started

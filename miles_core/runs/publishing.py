@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 from miles_core.contracts.engines import Engine, PauseMode
-from miles_core.contracts.transports import WeightReceiver
+from miles_core.contracts.events import VersionPublished
+from miles_core.contracts.transports import Published, WeightReceiver
 from miles_core.engines.pool import EnginePool
 from miles_core.errors import EngineError, PublishError
 from miles_core.runs.recording import Recorder
@@ -17,6 +19,9 @@ from miles_core.sync.transaction import publish
 __all__ = ["Publisher"]
 
 _PERIOD = 1.0
+_POLL = 0.05
+
+Result = TypeVar("Result")
 
 
 class Publisher:
@@ -47,30 +52,81 @@ class Publisher:
         self._mode: PauseMode = mode
         self._transport = transport
         self._version: int | None = None
+        self._published: Published | None = None
+        self._begun: tuple[int, asyncio.Task[Published]] | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self.restarts = 0
+        """How often an engine was started again. Whatever was in flight there has been asked for once more since."""
+
+    def begin(self, version: int) -> None:
+        """Let the trainer prepare `version` already. Call with `moving` held, after the step and before `publish`."""
+        if self._pool.urls:
+            self._begun = version, asyncio.ensure_future(self._trainer.publish(version))
 
     async def publish(self, version: int) -> None:
         """Make the engines serve the trainer's weights as `version`; without engines there is nobody to tell. Call with
         `moving` held. Raises `PublishError`, or what ended the care of the engines."""
         if not self._pool.urls:
             return
+        self._raise_failure()
+        if not self._tasks:
+            self._tasks = [asyncio.ensure_future(self._follow_restarts()), asyncio.ensure_future(self._heal())]
+        before = self.restarts
+        try:
+            await self._send(version, None)
+        except PublishError:
+            if any([await self._answers(url) for url in self._pool.urls]):
+                raise
+            await self._wait_for_restart(before)
+            await self._send(version, None)
+        self._version = version
+
+    async def hand_over(self, version: int, fleet: EnginePool, receiver: WeightReceiver) -> VersionPublished:
+        """Bring `version`, which was published last, to the engines of another fleet too. Raises `PublishError`."""
+        async with self.moving:
+            published = self._published
+            assert published is not None, "nothing was published"
+            assert published.version == version, f"version {published.version} was published last"
+            return await publish(published, receiver, fleet, mode=self._mode, transport=self._transport)
+
+    async def guarded(self, work: Awaitable[Result]) -> Result:
+        """The result of `work`, which needs the engines. Raises what ends the care of them meanwhile."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done():
+                self._raise_failure()
+                going = [care for care in self._tasks if not care.done()]
+                await asyncio.wait([task, *going], return_when=asyncio.FIRST_COMPLETED)
+            return task.result()
+        finally:
+            task.cancel()
+
+    def _raise_failure(self) -> None:
         for task in self._tasks:
             if task.done():
                 task.result()
-        await self._send(version, None)
-        self._version = version
-        if not self._tasks:
-            self._tasks = [asyncio.ensure_future(self._follow_restarts()), asyncio.ensure_future(self._heal())]
+
+    async def _wait_for_restart(self, before: int) -> None:
+        """Return once an engine was started again; raise when their component starts none."""
+        follow = self._tasks[0]
+        while self.restarts == before:
+            if follow.done():
+                follow.result()
+                raise PublishError(f"every engine is gone, and none is started again: {dict(self._pool.drained)}")
+            await asyncio.sleep(_POLL)
 
     async def close(self) -> None:
         """Stop looking after the engines."""
-        for task in self._tasks:
+        tasks = [*self._tasks, *(self._begun[1:] if self._begun else ())]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._receiver.close()
 
     async def _send(self, version: int, urls: list[str] | None) -> None:
-        published = await self._trainer.publish(version)
+        begun, self._begun = self._begun, None
+        preparing = begun[1] if begun and begun[0] == version else self._trainer.publish(version)
+        self._published = published = await preparing
         done = await publish(
             published,
             self._receiver,
@@ -95,6 +151,7 @@ class Publisher:
 
     async def _follow_restarts(self) -> None:
         async for url in self._engine.restarts():
+            self.restarts += 1
             await self._pool.drain(url, "it was started again, and holds no published version yet")
 
     async def _heal(self) -> None:

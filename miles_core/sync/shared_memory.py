@@ -29,6 +29,7 @@ from miles_core.sync.plan import describe, host_bytes
 
 if TYPE_CHECKING:
     from miles_core.contracts.backends import WeightStream
+    from miles_core.contracts.engines import PauseMode
 
 __all__ = ["SharedMemoryTransport"]
 
@@ -105,6 +106,8 @@ class SharedMemorySender(WeightSender):
 class SharedMemoryReceiver(WeightReceiver):
     """Tells engines to map the buffer (the embedded engine's two-phase weight protocol)."""
 
+    atomic = True
+
     def __init__(self) -> None:
         self._http = JsonHttp(deadline=300.0)
 
@@ -113,8 +116,7 @@ class SharedMemoryReceiver(WeightReceiver):
             answer = await self._http.call("POST", f"{url}/stage_weights", _manifest(published))
         except EngineError as error:
             raise PublishError(f"staging version {published.version}: {error}") from error
-        checksums: Mapping[str, str] = answer["checksums"]
-        return checksums
+        return _checksums(url, answer)
 
     async def commit(self, url: str, published: Published) -> None:
         try:
@@ -122,11 +124,26 @@ class SharedMemoryReceiver(WeightReceiver):
         except EngineError as error:
             raise PublishError(f"committing version {published.version}: {error}") from error
 
+    async def switch(self, url: str, published: Published, mode: PauseMode) -> Mapping[str, str]:
+        body = {"weight_version": published.version, "mode": mode}
+        try:
+            answer = await self._http.call("POST", f"{url}/switch_weights", body)
+        except EngineError as error:
+            raise PublishError(f"switching to version {published.version}: {error}") from error
+        return _checksums(url, answer)
+
     async def discard(self, url: str, published: Published) -> None:
         await self._http.call("POST", f"{url}/discard_weights", {"weight_version": published.version}, deadline=10.0)
 
     async def close(self) -> None:
         await self._http.close()
+
+
+def _checksums(url: str, answer: object) -> Mapping[str, str]:
+    found = answer.get("checksums") if isinstance(answer, dict) else None
+    if not isinstance(found, dict):
+        raise PublishError(f"{url} answered {str(answer)[:200]}, expected checksums by name")
+    return found
 
 
 def _manifest(published: Published) -> dict[str, object]:
@@ -151,6 +168,7 @@ def _manifest(published: Published) -> dict[str, object]:
 class SharedMemoryTransport(WeightTransport[ComponentConfig]):
     """Trainer and engines on one host, one mapped file, no copy on the engine's side."""
 
+    several_fleets = True
     conflicts: ClassVar[tuple[Conflict, ...]] = (
         Conflict(
             key="engine.use",

@@ -68,19 +68,12 @@ class _Publish:
 
     async def run(self, mode: PauseMode, transport: str) -> VersionPublished:
         begin = time.perf_counter()
-        await self._each("is not there", self.fleet.probe)
         await self._stage()
         paused = time.perf_counter()
-        async with self.fleet.paused(mode, list(self.urls)) as failures:
-            await self._sort_out("could not be paused", failures)
-            if self.receiver.in_place:
-                await self._in_place()
-            else:
-                await self._commit_staged()
-            if mode != "in_place":
-                await self._each("could not be flushed", self.fleet.flush, drain=True)
-            for url in self.urls:
-                self.fleet.admit(url, self.published.version)
+        if self.receiver.atomic and mode != "abort":
+            await self._switch(mode)
+        else:
+            await self._while_paused(mode)
         end = time.perf_counter()
         return VersionPublished(
             version=self.published.version,
@@ -93,14 +86,27 @@ class _Publish:
             drained=tuple(sorted(self.gone)),
         )
 
+    async def _while_paused(self, mode: PauseMode) -> None:
+        async with self.fleet.paused(mode, list(self.urls)) as failures:
+            await self._sort_out("could not be paused", failures)
+            if self.receiver.in_place:
+                await self._in_place()
+            else:
+                await self._commit_staged()
+            if mode != "in_place":
+                await self._each("could not be flushed", self.fleet.flush)
+            self._admit()
+
+    def _admit(self) -> None:
+        for url in self.urls:
+            self.fleet.admit(url, self.published.version)
+
     # Staged transports.
 
     async def _stage(self) -> None:
         """Bring the version beside the one in use, and compare what arrived with what was sent."""
         expected = {tensor.name: tensor.checksum for tensor in self.published.tensors}
-        results = await asyncio.gather(
-            *(self.receiver.stage(url, self.published) for url in self.urls), return_exceptions=True
-        )
+        results = await asyncio.gather(*(self._stage_one(url) for url in self.urls), return_exceptions=True)
         failures: dict[str, Exception] = {}
         for url, result in zip(self.urls, results, strict=True):
             if isinstance(result, Exception):
@@ -111,12 +117,42 @@ class _Publish:
                 failures[url] = PublishError("; ".join(wrong[:_LISTED]))
         await self._sort_out("was not staged", failures)
 
+    async def _stage_one(self, url: str) -> Mapping[str, str]:
+        """Staging may take minutes; an engine that is gone is found in seconds."""
+        staging = asyncio.ensure_future(self.receiver.stage(url, self.published))
+        try:
+            await self.fleet.probe(url)
+            return await staging
+        finally:
+            if not staging.done():
+                staging.cancel()
+                await asyncio.gather(staging, return_exceptions=True)
+
+    async def _switch(self, mode: PauseMode) -> None:
+        results = await asyncio.gather(
+            *(self.receiver.switch(url, self.published, mode) for url in self.urls), return_exceptions=True
+        )
+        failures = {u: r for u, r in zip(self.urls, results, strict=True) if isinstance(r, Exception)}
+        expected = self.published.checksums
+        wrong: dict[str, Exception] = {}
+        for url, held in zip(self.urls, results, strict=True):
+            if isinstance(held, Mapping):
+                if found := differences(expected, dict(held)):
+                    wrong[url] = PublishError("; ".join(found[:_LISTED]))
+            elif not isinstance(held, Exception):
+                raise held
+        await self._judge(failures, wrong)
+        self._admit()
+
     async def _commit_staged(self) -> None:
         results = await asyncio.gather(
             *(self.receiver.commit(url, self.published) for url in self.urls), return_exceptions=True
         )
         failures = {u: r for u, r in zip(self.urls, results, strict=True) if isinstance(r, Exception)}
-        wrong = await self._verify([url for url in self.urls if url not in failures])
+        await self._judge(failures, await self._verify([url for url in self.urls if url not in failures]))
+
+    async def _judge(self, failures: Mapping[str, Exception], wrong: Mapping[str, Exception]) -> None:
+        """Drain the engines that failed to commit, or hold something else."""
         took = [url for url in self.urls if url not in failures and url not in wrong]
         for url, error in {**failures, **wrong}.items():  # what they serve now is not known, whatever they report
             await self._drain(url, f"version {self.published.version} was not committed: {error}")
@@ -217,14 +253,12 @@ class _Publish:
                 problems[url] = PublishError("; ".join(wrong[:_LISTED]))
         return problems
 
-    async def _each(self, what: str, call: Callable[[str], Awaitable[None]], *, drain: bool = False) -> None:
+    async def _each(self, what: str, call: Callable[[str], Awaitable[None]]) -> None:
+        """Call every engine; those that fail are drained."""
         results = await asyncio.gather(*(call(url) for url in self.urls), return_exceptions=True)
         failures = {u: r for u, r in zip(self.urls, results, strict=True) if isinstance(r, Exception)}
-        if drain:
-            for url, error in failures.items():
-                await self._drain(url, f"{what}: {error}")
-        else:
-            await self._sort_out(what, failures)
+        for url, error in failures.items():
+            await self._drain(url, f"{what}: {error}")
 
     async def _sort_out(self, what: str, failures: Mapping[str, Exception]) -> None:
         """Nothing is visible yet: drain what cannot be reached; anything else stops the publish, everywhere."""

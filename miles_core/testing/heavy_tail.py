@@ -4,18 +4,17 @@ log-normal times, and a train step of a fixed time. Runs in real time, or on `Vi
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import random
 import selectors
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from miles_core.contracts.component import ComponentConfig
-from miles_core.contracts.engines import EngineClient, Generation, OnTokens, PauseMode, Sampling
+from miles_core.contracts.engines import EngineClient, Generation, OnTokens, Sampling
 from miles_core.contracts.environments import EpisodeTask, GenerateEnvironment
 from miles_core.data.group import Episode, Group, Prompt
 from miles_core.data.trajectory import Status
@@ -90,11 +89,8 @@ class _Engine:
         *,
         routing_key: str = "",
         priority: int = 0,
-        on_queued: Callable[[], None] | None = None,
         on_tokens: OnTokens | None = None,
     ) -> Generation:
-        if on_queued is not None:
-            on_queued()
         return Generation(
             token_ids=np.array([1], np.int32),
             logprobs=np.array([-1.0], np.float32),
@@ -108,10 +104,6 @@ class _Engine:
         )
 
     async def interrupt(self) -> None: ...
-
-    @contextlib.asynccontextmanager
-    async def paused(self, mode: PauseMode) -> AsyncIterator[None]:
-        yield
 
     def forget(self, routing_key: str) -> None: ...
 

@@ -88,6 +88,7 @@ class StubEngine:
             "/flush_cache": self._ok,
             "/stage_weights": self._stage,
             "/commit_weights": self._commit,
+            "/switch_weights": self._switch,
             "/discard_weights": self._discard,
             "/weights_checker": self._check,
             **self.updates.routes(),
@@ -204,6 +205,10 @@ class StubEngine:
         self.version, self.weights = self.staged
         self.staged = None
         return web.json_response({"success": True})
+
+    async def _switch(self, request: web.Request) -> web.Response:
+        answer = await self._commit(request)
+        return await self._check(request) if answer.status == 200 else answer
 
     async def _discard(self, request: web.Request) -> web.Response:
         self.staged = None

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -52,7 +51,6 @@ class CuttingEngine:
         *,
         routing_key: str = "",
         priority: int = 0,
-        on_queued: Callable[[], None] | None = None,
         on_tokens: Callable[[Sequence[int]], None] | None = None,
     ) -> Generation:
         await asyncio.sleep(0)
@@ -95,10 +93,6 @@ class CuttingEngine:
 
     async def interrupt(self) -> None:
         self.interruptions += 2
-
-    @contextlib.asynccontextmanager
-    async def paused(self, mode: str) -> AsyncIterator[None]:
-        yield
 
     def forget(self, routing_key: str) -> None: ...
 

@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 
 from miles_core.contracts.component import ComponentConfig
-from miles_core.contracts.engines import Sampling
+from miles_core.contracts.engines import PauseMode, Sampling
 from miles_core.contracts.events import VersionPublished
 from miles_core.contracts.transports import Published
 from miles_core.engines.pool import EnginePool
@@ -30,6 +30,8 @@ from miles_core.testing.stub_engine import StubEngine, hashed_script, stub_engin
 torch = pytest.importorskip("torch")
 
 STAGED = ("/stage_weights", "/pause_generation", "/commit_weights", "/weights_checker", "/flush_cache")
+"""With requests aborted; otherwise the engine switches between two steps:"""
+ATOMIC = ("/stage_weights", "/switch_weights")
 IN_PLACE = (
     "/pause_generation",
     "/init_weights_update_group",
@@ -71,7 +73,13 @@ class Fleet:
         self.truth: dict[int, dict[str, str]] = {}
         self.before_transfer: Callable[[], None] = lambda: None
 
-    async def publish(self, version: int, *, alter: Callable[[Published], Published] | None = None) -> VersionPublished:
+    async def publish(
+        self,
+        version: int,
+        *,
+        mode: PauseMode = "retract",
+        alter: Callable[[Published], Published] | None = None,
+    ) -> VersionPublished:
         published = self.sender.send(version, weights(version))
         self.truth[version] = published.checksums
         if alter is not None:
@@ -82,7 +90,7 @@ class Fleet:
             await asyncio.to_thread(self.sender.transfer, published, weights(version), session)
 
         return await publish(
-            published, self.receiver, self.pool, mode="retract", transport=self.transport, transfer=transfer
+            published, self.receiver, self.pool, mode=mode, transport=self.transport, transfer=transfer
         )
 
     def check(self) -> None:
@@ -136,9 +144,10 @@ def failing(step: str, fault: str, times: int = 1) -> Callable[[str], Any]:
 
 
 POINTS = [
-    *(("shared_memory", step, fault) for step in STAGED for fault in ("refuses", "dies")),
+    *(("shared_memory", step, fault) for step in (*STAGED, *ATOMIC[1:]) for fault in ("refuses", "dies")),
     *(("broadcast", step, fault) for step in IN_PLACE for fault in ("refuses", "dies")),
     ("shared_memory", "/commit_weights", "hangs"),
+    ("shared_memory", "/switch_weights", "hangs"),
     ("broadcast", "/begin_weight_update", "hangs"),
     ("broadcast", "/update_weights_from_distributed", "hangs"),
     ("broadcast", "/weights_checker", "hangs"),
@@ -152,7 +161,8 @@ async def test_an_engine_fails_at_a_step(tmp_path: Path, transport: str, step: s
             await made.receiver.discard(made.pool.urls[0], made.sender.send(2, weights(2)))
         made.engines[1].on_call = failing(step, fault, times=4)
         with contextlib.suppress(PublishError):
-            await made.publish(2)
+            await made.publish(2, mode="abort" if step in STAGED[1:] else "retract")
+        assert step in made.engines[1].calls
         made.check()
         assert not made.engines[0].paused
         made.engines[1].on_call = None
@@ -240,10 +250,11 @@ async def test_two_publishers_at_once_take_turns(tmp_path: Path, transport: str)
 @pytest.mark.parametrize("transport", ["shared_memory", "broadcast"])
 async def test_a_publish_that_is_cancelled(tmp_path: Path, transport: str) -> None:
     async with fleet(transport, tmp_path) as made:
-        step = "/commit_weights" if transport == "shared_memory" else "/end_weight_update"
+        step = "/switch_weights" if transport == "shared_memory" else "/end_weight_update"
+        before = made.engines[1].calls.count(step)
         made.engines[1].on_call = failing(step, "hangs")
         task = asyncio.ensure_future(made.publish(2))
-        while step not in made.engines[1].calls[made.engines[1].calls.index("/pause_generation") + 1 :][4:]:
+        while made.engines[1].calls.count(step) == before:
             await asyncio.sleep(0.02)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from miles_core.contracts.component import ComponentConfig
+from miles_core.contracts.engines import PauseMode
 from miles_core.contracts.transports import Published, WeightReceiver
 from miles_core.engines.pool import EnginePool
 from miles_core.errors import EngineError, PublishError
@@ -143,15 +144,18 @@ async def test_a_failed_commit_says_who_took_it_and_resumes_everybody(tmp_path: 
         assert not any(e.paused for e in engines)
 
 
-async def test_an_engine_that_answers_nonsense_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("path", "mode"), [("/stage_weights", "retract"), ("/switch_weights", "in_place"), ("/weights_checker", "abort")]
+)
+async def test_an_engine_that_answers_nonsense_is_an_error(tmp_path: Path, path: str, mode: PauseMode) -> None:
     async def nonsense(request: web.Request) -> web.Response:
         return web.json_response(["what"])
 
     engine = StubEngine(hashed_script(10, 2))
     app = web.Application()
-    app.router.add_post("/weights_checker", nonsense)
+    app.router.add_post(path, nonsense)
     for route in engine.application().router.routes():
-        if route.resource is not None and route.resource.canonical != "/weights_checker" and route.method != "HEAD":
+        if route.resource is not None and route.resource.canonical != path and route.method != "HEAD":
             app.router.add_route(route.method, route.resource.canonical, route.handler)
     runner = web.AppRunner(app)
     await runner.setup()
@@ -161,7 +165,7 @@ async def test_an_engine_that_answers_nonsense_is_an_error(tmp_path: Path) -> No
     try:
         async with ends(tmp_path) as (sender, receiver):
             with pytest.raises(PublishError, match="expected checksums by name"):
-                await publish(sender.send(1, weights(1)), receiver, pool, mode="retract", transport="t")
+                await publish(sender.send(1, weights(1)), receiver, pool, mode=mode, transport="t")
         assert not engine.paused
     finally:
         await pool.close()

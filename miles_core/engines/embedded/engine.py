@@ -183,6 +183,21 @@ class Engine:
         self.version, self.staged = version, None
         self._scheduler.forget_prefixes()
 
+    def switch(self, version: str, mode: PauseMode) -> dict[str, str]:
+        """Commit the staged version between two steps: a pause that no step falls into. Returns the checksums of the
+        weights in use.
+
+        Raises:
+            WrongStateError: ``version`` is not the one that is staged.
+        """
+        before = self.pause_mode
+        self.pause(mode)
+        try:
+            self.commit(version)
+            return self.checksums()
+        finally:
+            self.pause_mode = before
+
     def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Write over weights in use.
 

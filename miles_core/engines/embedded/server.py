@@ -66,6 +66,7 @@ class EngineApp:
                 Route("/continue_generation", self._endpoint(self.continue_generation), methods=post),
                 Route("/stage_weights", self._endpoint(self.stage_weights), methods=post),
                 Route("/commit_weights", self._endpoint(self.commit_weights), methods=post),
+                Route("/switch_weights", self._endpoint(self.switch_weights), methods=post),
                 Route("/discard_weights", self._endpoint(self.discard_weights), methods=post),
                 Route("/weights_checker", self._endpoint(self.weights_checker), methods=post),
                 *(
@@ -233,6 +234,15 @@ class EngineApp:
         version = _version(await _object(request, {"weight_version"}))
         await self._call(lambda: self._engine.commit(version))
         return _json({"success": True, "weight_version": version})
+
+    async def switch_weights(self, request: Request) -> Response:
+        """Serve the staged version from the next step on, and answer with the checksums of what is in use then."""
+        body = await _object(request, {"weight_version", "mode"})
+        version, mode = _version(body), body.get("mode", "retract")
+        if mode not in _PAUSE_MODES:
+            raise BadRequestError(f"mode: one of {', '.join(_PAUSE_MODES)}, not {mode!r}")
+        checksums = await self._call(lambda: self._engine.switch(version, mode))
+        return _json({"success": True, "weight_version": version, "checksums": checksums})
 
     async def discard_weights(self, _: Request) -> Response:
         """Drop a staged version."""
