@@ -17,6 +17,8 @@ from miles_core.cli.main import COMMANDS, cli
 from miles_core.config.run import RunConfig
 from miles_core.contracts.component import Component, ComponentConfig
 from miles_core.plugins import REGISTRATION_HOOKS, PluginManager
+from miles_core.simulation.distributions import Distribution
+from miles_core.simulation.scenario import Scenario
 from miles_core.testing.scaffold import plugin_files
 
 
@@ -32,6 +34,7 @@ def pages() -> dict[str, str]:
     return {
         "config": _config(),
         "components": _components(),
+        "simulation": _scenario(),
         "hooks": _hooks(),
         "contracts": _contracts(),
         "cli": _commands(),
@@ -46,6 +49,7 @@ def _table(model: type[BaseModel]) -> str:
             default = "required"
         else:
             value = field.get_default(call_default_factory=True)
+            value = value.value if isinstance(value, Distribution) else value
             default = "its own defaults" if isinstance(value, BaseModel) else f"`{value!r}`"
         meaning = " ".join((field.description or "").split()).replace("|", "\\|")
         rows.append(f"| `{name}` | {default} | {meaning} |")
@@ -59,6 +63,20 @@ def _sections(model: type[BaseModel]) -> list[tuple[str, type[BaseModel]]]:
             if isinstance(candidate, type) and issubclass(candidate, BaseModel):
                 found.append((name, candidate))
     return found
+
+
+def _scenario() -> str:
+    lines = [
+        "# Scenario keys",
+        "",
+        "What [`miles simulate schedule`](../simulation.md) reads. `[schedule]` is that of "
+        "[a run config](config.md). A key whose values are drawn takes a number or a distribution.",
+    ]
+    for name, model in _sections(Scenario):
+        if name != "schedule":
+            lines += ["", f"## `[{name}]`", "", inspect.cleandoc(model.__doc__ or ""), "", _table(model)]
+    lines += ["", "## Distributions", "", inspect.cleandoc(Distribution.__doc__ or ""), "", _table(Distribution)]
+    return "\n".join(lines)
 
 
 def _config() -> str:

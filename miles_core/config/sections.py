@@ -203,7 +203,7 @@ class ScheduleSection(Section):
     """async: a finished episode frees its slot, or only the whole group does."""
 
     capacity: int = Field(default=2, ge=1)
-    """async: the buffer holds capacity × batch_groups finished groups."""
+    """async: at most capacity × batch_groups groups are open: running, being scored, or finished and not yet taken."""
 
     max_staleness: int = Field(default=2, ge=0)
     """async, partial: most policy versions between the oldest token of a group and the trainer."""
@@ -310,6 +310,24 @@ class EvaluationDataset(ComponentSection):
 
 class EvaluationSection(Section):
     """When and on what the policy is measured."""
+
+    placement: Literal["shared", "dedicated", "external"] = "shared"
+    """Where: on the rollout engines, while no new episode starts; on engines of its own, beside training; or by a
+    function that is given a directory of weights, beside training."""
+
+    overflow: Literal["wait", "skip"] = "wait"
+    """When an evaluation is due while one still runs beside training: wait for it, or leave the new one out, with the
+    reason recorded. The last version is never left out."""
+
+    engine: Named = Field(default=ComponentSection(use="embedded"), validate_default=True)
+    """Inference engine of `placement = "dedicated"`."""
+
+    callable: str = ""
+    """Function of `placement = "external"`: `module:function` or `path/to/file.py:function`. It is called with a
+    directory of weights and the version, in a process of its own, and returns a number or a mapping a data set."""
+
+    timeout: float = Field(default=3600.0, gt=0)
+    """Seconds that one evaluation beside training may take."""
 
     every: int = Field(default=0, ge=0)
     """Steps between evaluations; 0 for none but the first and the last."""

@@ -16,6 +16,7 @@ from miles_core.cli.main import cli
 from miles_core.config.load import load_config, loaded_from_tree
 from miles_core.config.preflight import preflight
 from miles_core.plugins import PluginManager
+from miles_core.simulation.scenario import scenario_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -42,6 +43,9 @@ def test_toml_is_a_config_or_part_of_one(text: str, tmp_path: Path, monkeypatch:
     tree = tomllib.loads(text)
     if "project" in tree:
         assert "miles.plugins" in tree["project"]["entry-points"]
+        return
+    if "episodes" in tree:
+        scenario_of(tree, {}, read=False)
         return
     if "reasoning_gym" in text:
         pytest.importorskip("reasoning_gym")

@@ -108,7 +108,7 @@ async def test_another_model_is_refused_before_the_pause(servers: Servers, dense
     other = perturbed(dense_directory, 42)
     del other.model.layers[1]
     async with publishing(servers) as ends:
-        with pytest.raises(PublishError, match=r"only the engine has model\.layers\.1\."):
+        with pytest.raises(PublishError, match=r"only the engine has model\.layers\.[1-9]"):
             await ends.publish(42, other)
         ends.pool.admit(ends.urls[0], 41)
         found = await ends.pool.generate(PROMPT, Sampling(max_new_tokens=4, ignore_eos=True))

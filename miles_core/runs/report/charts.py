@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-__all__ = ["Point", "bars", "curve", "timeline"]
+__all__ = ["Point", "bars", "curve", "round_ticks", "short", "timeline"]
 
 Point = tuple[float, float, float]
 """(x, y, half width of the interval around y)."""
@@ -25,7 +25,7 @@ def curve(series: Mapping[str, Sequence[Point]], *, title: str, x_label: str = "
     if y1 - y0 < 1e-12:
         pad = abs(y0) * 0.1 or 0.5
         y0, y1 = y0 - pad, y1 + pad
-    ticks = _ticks(y0, y1)
+    ticks = round_ticks(y0, y1)
     y0, y1 = min(y0, ticks[0]), max(y1, ticks[-1])
 
     def sx(x: float) -> float:
@@ -37,11 +37,9 @@ def curve(series: Mapping[str, Sequence[Point]], *, title: str, x_label: str = "
     parts = [_open(title)]
     for tick in ticks:
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{sy(tick):.1f}" y2="{sy(tick):.1f}"/>')
-        parts.append(
-            f'<text class="tick" x="{LEFT - 6}" y="{sy(tick) + 4:.1f}" text-anchor="end">{_number(tick)}</text>'
-        )
+        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{sy(tick) + 4:.1f}" text-anchor="end">{short(tick)}</text>')
     for x, anchor in ((x0, "start"), (x1, "end")):
-        parts.append(f'<text class="tick" x="{sx(x):.1f}" y="{HEIGHT - 8}" text-anchor="{anchor}">{_number(x)}</text>')
+        parts.append(f'<text class="tick" x="{sx(x):.1f}" y="{HEIGHT - 8}" text-anchor="{anchor}">{short(x)}</text>')
     parts.append(
         f'<text class="tick" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{x_label}</text>'
     )
@@ -55,7 +53,7 @@ def curve(series: Mapping[str, Sequence[Point]], *, title: str, x_label: str = "
         parts.append(f'<polyline class="line s{number}" points="{line}"/>')
         if len(ordered) <= 40:
             for x, y, e in ordered:
-                label = f"{name} at {_number(x)}: {y:.4g}" + (f" ± {e:.2g}" if e else "")
+                label = f"{name} at {short(x)}: {y:.4g}" + (f" ± {e:.2g}" if e else "")
                 parts.append(
                     f'<circle class="dot s{number}" cx="{sx(x):.1f}" cy="{sy(y):.1f}" r="2.6">'
                     f"<title>{escape(label)}</title></circle>"
@@ -85,7 +83,7 @@ def bars(counts: Mapping[str, float], *, title: str) -> str:
         parts.append(
             f'<rect class="bar" x="{left}" y="{y + 3}" width="{max(length, 1):.1f}" height="{row - 8}" rx="2"/>'
         )
-        parts.append(f'<text class="tick" x="{left + length + 6:.1f}" y="{y + 14}">{_number(value)}</text>')
+        parts.append(f'<text class="tick" x="{left + length + 6:.1f}" y="{y + 14}">{short(value)}</text>')
     return "".join([*parts, "</svg>"])
 
 
@@ -130,7 +128,7 @@ def _open(title: str, *, width: int = WIDTH, height: int = HEIGHT) -> str:
     )
 
 
-def _ticks(low: float, high: float) -> list[float]:
+def round_ticks(low: float, high: float) -> list[float]:
     """Three to six round numbers that cover the range."""
     rough = (high - low) / 4
     power = 10.0 ** math.floor(math.log10(rough))
@@ -140,7 +138,8 @@ def _ticks(low: float, high: float) -> list[float]:
     return [i * step for i in range(first, last + 1)]
 
 
-def _number(value: float) -> str:
+def short(value: float) -> str:
+    """A number as an axis shows it."""
     if value == 0:
         return "0"
     if abs(value) >= 1e5 or abs(value) < 1e-3:

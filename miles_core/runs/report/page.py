@@ -19,7 +19,7 @@ from miles_core.runs.metrics import MetricsStore
 from miles_core.runs.report.charts import Point, bars, curve, timeline
 from miles_core.runs.report.reading import Reading, read_trajectory
 
-__all__ = ["write_report"]
+__all__ = ["evaluation_rows", "write_report"]
 
 _SHOWN_EACH = 6
 _CURVES = (
@@ -63,6 +63,7 @@ def _content(run: RunDirectory) -> dict[str, Any]:
         charts = _charts(store)
         spans = store.spans()
         headline = _headline(store)
+        evaluations = evaluation_rows(store)
     finally:
         store.close()
         ledger.close()
@@ -74,6 +75,7 @@ def _content(run: RunDirectory) -> dict[str, Any]:
     return {
         "name": run.path.name,
         "headline": headline,
+        "evaluations": evaluations,
         "charts": charts,
         "timeline": timeline(spans, title="what each part did, over wall-clock time"),
         "staleness": bars(staleness, title="trained tokens by staleness in versions"),
@@ -103,6 +105,24 @@ def _headline(store: MetricsStore) -> list[dict[str, str]]:
                 "change": f"{after - before:+.3f}",
             }
         )
+    return rows
+
+
+def evaluation_rows(store: MetricsStore) -> list[dict[str, Any]]:
+    """What became of every evaluation, by version: `version`, `name`, `placement`, `outcome`, and as `result` the
+    number, or the reason why there is none."""
+    rows: list[dict[str, Any]] = []
+    for found in store.evaluations():
+        if not found.dataset and found.outcome == "measured":
+            continue  # its data sets tell
+        row = {"version": found.version, "placement": found.placement, "outcome": found.outcome}
+        if found.dataset:
+            prefix = f"{found.dataset}/{found.mode}"
+            mean, error = (dict(store.series("eval", f"{prefix}/{n}")) for n in ("mean", "standard_error"))
+            result = f"{mean[found.version]:.3f} ± {error[found.version]:.3f}" if found.version in mean else ""
+            rows.append({**row, "name": f"{found.dataset}, {found.mode}", "result": result})
+        else:
+            rows.append({**row, "name": "all data sets", "result": found.reason})
     return rows
 
 

@@ -1,0 +1,1 @@
+"""Discrete-event simulation of schedules: the product's scheduler and buffer on a virtual clock."""
