@@ -128,8 +128,8 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Mypy, strict."""
-    install(session, "-e", ".[train,lora,tasks,dev]")
+    """Mypy, strict, over the core and the plugins of this repository."""
+    install(session, "-e", ".[train,lora,tasks,dev]", *(str(plugin) for plugin in PLUGINS))
     session.run("mypy")
 
 
@@ -143,7 +143,7 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Side-by-side measurements, one table each. Name benchmarks to run some of them only."""
-    install(session, "-e", ".[train,tasks,bench]", model=True)
+    install(session, "-e", ".[train,tasks,bench]", *(str(plugin) for plugin in PLUGINS), model=True)
     chosen = session.posargs or sorted(p.stem for p in ROOT.glob("benchmarks/*.py") if not p.name.startswith("_"))
     for name in chosen:
         session.run("python", f"benchmarks/{name}.py")

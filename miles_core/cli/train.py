@@ -59,8 +59,13 @@ def resume(run: Path, quiet: bool) -> None:
 def _run(loaded: LoadedConfig, plugins: PluginManager, directory: RunDirectory, *, quiet: bool) -> None:
     from miles_core.cli.panel import watch
     from miles_core.cli.summary import summarize
+    from miles_core.errors import MilesError
     from miles_core.runs.loop import train as run_training
 
-    with watch(loaded.config, quiet=quiet) as observer:
-        result = run_training(loaded, plugins, directory, observer=observer)
+    try:
+        with watch(loaded.config, quiet=quiet) as observer:
+            result = run_training(loaded, plugins, directory, observer=observer)
+    except MilesError as error:
+        error.add_note(f"once that is mended, `miles resume {directory.path}` goes on from the last checkpoint")
+        raise
     click.echo(summarize(loaded.config, directory, result))

@@ -10,7 +10,7 @@ import dataclasses
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ def preflight(loaded: LoadedConfig, plugins: PluginManager) -> PreflightReport:
     problems += _combination_problems(found, loaded)
     problems += objective_problems(found, loaded)
     problems += _number_problems(loaded)
+    problems += _evaluation_problems(found, loaded)
     problems += _directory_problems(loaded)
     notes = [failure.message for failure in plugins.failures]
     notes += [
@@ -129,15 +130,20 @@ def _combination_problems(found: Sequence[tuple[Slot, Registration]], loaded: Lo
                     hint=f"set {requirement.key}, or choose another {slot.key}",
                 )
         for conflict in component.conflicts:
-            if values.get(conflict.key) in conflict.values:
+            key = conflict.key if conflict.values else _key_in(values, conflict.key)
+            if key is not None and (not conflict.values or values.get(key) in conflict.values):
                 yield _problem(
                     loaded,
                     slot.key,
-                    f"cannot go with {conflict.key} = {values[conflict.key]!r} ({loaded.origin(conflict.key)}): "
-                    f"{conflict.reason}",
+                    f"cannot go with {key} = {values[key]!r} ({loaded.origin(key)}): {conflict.reason}",
                     value=slot.name,
                     hint=f"change {slot.key} or {conflict.key}",
                 )
+
+
+def _key_in(values: Mapping[str, Any], key: str) -> str | None:
+    """The key, or the first one of the table of that name, where the config has a value for it."""
+    return next((k for k, v in values.items() if v is not None and (k == key or k.startswith(f"{key}."))), None)
 
 
 def _number_problems(loaded: LoadedConfig) -> Iterator[Problem]:
@@ -177,7 +183,12 @@ def _number_problems(loaded: LoadedConfig) -> Iterator[Problem]:
                 value=getattr(schedule, key),
                 hint=f'set schedule.mode = "{mode}", or leave schedule.{key} out',
             )
-    names = [d.name for d in config.evaluation.datasets]
+
+
+def _evaluation_problems(found: Sequence[tuple[Slot, Registration]], loaded: LoadedConfig) -> Iterator[Problem]:
+    """What each placement needs, and what does nothing with it."""
+    section, mode = loaded.config.evaluation, loaded.config.run.mode
+    names = [d.name for d in section.datasets]
     for name in sorted({n for n in names if names.count(n) > 1}):
         yield _problem(
             loaded,
@@ -185,13 +196,58 @@ def _number_problems(loaded: LoadedConfig) -> Iterator[Problem]:
             f"two data sets are named {name!r}; their metrics would overwrite each other",
             hint="give each its own name",
         )
-    if (config.evaluation.every or "evaluation.at_start" in loaded.origins) and not names:
+    external = section.placement == "external"
+    if external != bool(section.callable):
+        yield _problem(
+            loaded,
+            "evaluation.callable",
+            "names the function of placement 'external'" + (", which needs one" if external else " and does nothing"),
+            value=section.callable,
+            hint='set evaluation.placement = "external" and evaluation.callable = "file.py:function", or neither',
+        )
+    if external and names:
+        yield _problem(
+            loaded,
+            "evaluation.datasets",
+            "does nothing with evaluation.placement = 'external': the function has data of its own",
+            hint="leave the data sets out, or choose another placement",
+        )
+    asked = section.every or any(f"evaluation.{key}" in loaded.origins for key in ("at_start", "placement"))
+    if asked and not names and not external:
         yield _problem(
             loaded,
             "evaluation.datasets",
             "evaluation is configured, but there is no data set to evaluate on",
             hint="add a [[evaluation.datasets]] table with name, use and the source's keys",
         )
+    if section.placement == "dedicated" and mode == "supervised":
+        yield _problem(
+            loaded,
+            "evaluation.placement",
+            "has nothing to sample with run.mode = 'supervised': held-out loss is computed by the trainer",
+            value=section.placement,
+            hint='set evaluation.placement = "shared", or "external" with a function of yours',
+        )
+    transport = next((r.component for s, r in found if s.key == "transport.use"), None)
+    if section.placement == "dedicated" and not getattr(transport, "several_fleets", True):
+        yield _problem(
+            loaded,
+            "evaluation.placement",
+            f"cannot go with transport.use = {loaded.config.transport.use!r}: it serves one fleet of engines, and the "
+            "evaluation's are another",
+            value=section.placement,
+            hint='use transport = "shared_memory" where all engines are on the trainer\'s host, or '
+            'evaluation.placement = "external"',
+        )
+    idle = {"shared": ("overflow", "timeout", "engine", "engine.use"), "external": ("engine", "engine.use")}
+    for key in idle.get(section.placement, ()):
+        if f"evaluation.{key}" in loaded.origins:
+            yield _problem(
+                loaded,
+                f"evaluation.{key}",
+                f"does nothing with evaluation.placement = {section.placement!r}",
+                hint="choose the placement that it belongs to, or leave it out",
+            )
 
 
 def _directory_problems(loaded: LoadedConfig) -> Iterator[Problem]:

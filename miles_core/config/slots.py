@@ -59,6 +59,15 @@ def slots(config: RunConfig) -> Iterator[Slot]:
             prefix="teacher.engine.",
             settings=engine.settings,
         )
+    if config.evaluation.placement == "dedicated":
+        engine = config.evaluation.engine
+        yield Slot(
+            hooks=("miles_engines",),
+            key="evaluation.engine",
+            name=engine.use,
+            prefix="evaluation.engine.",
+            settings=engine.settings,
+        )
     matcher = config.sessions.matcher
     yield Slot(
         hooks=("miles_message_matchers",),

@@ -110,6 +110,15 @@ class TrainBackend(Component[ConfigT], abc.ABC):
     def export(self, directory: Path) -> None:
         """A Hugging Face model directory that `transformers` loads."""
 
+    def begin_export(self, directory: Path) -> None:
+        """Take a copy of the weights, and write their model directory while the next steps move on; adapters are merged
+        into it. Default: `export`."""
+        self.export(directory)
+
+    def finish_export(self, *, wait: bool = True) -> bool:
+        """As `finish_save`, of `begin_export`. Default: it is."""
+        return True
+
     def sleep(self) -> None:
         """Release the accelerator's memory while the engines use it. Default: nothing to release."""
 

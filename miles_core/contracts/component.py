@@ -40,7 +40,8 @@ class Requirement:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Conflict:
-    """The run config must not have `key` (dotted) at any of `values`; `reason` completes "cannot …, because …"."""
+    """The run config must not have `key` (dotted) at any of `values`; `reason` completes "cannot …, because …". Without
+    values: the config must not have the key, or a table of that name, at all."""
 
     key: str
     values: tuple[Any, ...]

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["CheckpointSaved", "EvaluationPoint", "RunInfo", "VersionPublished"]
+__all__ = ["CheckpointSaved", "EvaluationPoint", "EvaluationRecord", "RunInfo", "VersionPublished"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,3 +58,17 @@ class EvaluationPoint:
     missing: int
     pass_at: Mapping[int, float] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationRecord:
+    """What became of evaluating a version, by `placement`. `outcome` is `measured` (a data set has its point),
+    `running`, `refused` (there is no point, or one of another version) or `skipped`; `dataset` and `mode` are empty
+    where it is about all of them. `reason` says why."""
+
+    version: int
+    dataset: str
+    mode: str
+    placement: str
+    outcome: str
+    reason: str = ""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Protocol
 
 from miles_core.contracts.engines import Generation, OnTokens, Sampling
@@ -101,7 +101,7 @@ class AdmissionClient:
     """One episode's engine client. `queued` is set once its first request waits to go out with the others'.
 
     `parks` is false for episodes that no step's end interrupts (evaluation). `deadline` is the episode's; it stands
-    still while the episode is parked.
+    still while the episode is parked, or waits for the others of its wave.
     """
 
     def __init__(self, hold: EngineHold, *, priority: int, parks: bool = True) -> None:
@@ -128,8 +128,8 @@ class AdmissionClient:
         sampled: list[int] = []
         while True:
             if self._continues and not self._hold.going.is_set():
-                await self._wait()
-            await self._hold.turn(self._priority + priority, self.queued.set)
+                await self._standing(self._hold.going.wait())
+            await self._standing(self._hold.turn(self._priority + priority, self.queued.set))
             before = engine.interruptions
             part = await engine.generate(
                 [*input_ids, *sampled] if sampled else input_ids,
@@ -150,16 +150,16 @@ class AdmissionClient:
         assert self._hold.decode is not None
         return joined(parts, sampling, self._hold.decode)
 
-    async def _wait(self) -> None:
-        """Wait until training episodes go on. The first request that waits stops the deadline, the last one lets it go
-        on."""
+    async def _standing(self, waiting: Awaitable[object]) -> None:
+        """Wait for others: until training episodes go on, or until everybody's first request is there. The first
+        request that waits stops the deadline, the last one lets it go on: who hangs fails alone."""
         loop = asyncio.get_running_loop()
         self._parked += 1
         if self._parked == 1 and self.deadline is not None and (when := self.deadline.when()) is not None:
             self._left = when - loop.time()
             self.deadline.reschedule(None)
         try:
-            await self._hold.going.wait()
+            await waiting
         finally:
             self._parked -= 1
             if self._parked == 0 and self._left is not None:

@@ -29,8 +29,7 @@ async def run_episode(
     except TimeoutError:
         error = f"the episode took more than [schedule] episode_timeout = {timeout:g} s"
     except Exception as failure:
-        notes = "".join(f" ({note})" for note in getattr(failure, "__notes__", ()))
-        error = f"{type(failure).__name__}: {failure}{notes}"
+        error = described(failure)
     return Episode(
         episode_id=task.episode_id,
         prompt_id=task.prompt.prompt_id,
@@ -39,6 +38,12 @@ async def run_episode(
         trajectories=(),
         error=error,
     )
+
+
+def described(error: Exception) -> str:
+    """An error in one line, with its notes: they name the plugin that raised it."""
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    return f"{type(error).__name__}: {error}{notes}"
 
 
 async def score_group(
@@ -59,13 +64,16 @@ async def score_group(
     try:
         async with asyncio.timeout(timeout):
             scores: list[Any] = list(await reward.score(samples)) if samples else []
+        if len(scores) != len(samples):
+            raise RewardError(f"the reward gave {len(scores)} scores for {len(samples)} samples")
     except RewardError as error:
         scores = [error] * len(samples)
     except TimeoutError as error:
         late = f"the reward took more than [schedule] reward_timeout = {timeout:g} s" if timeout else str(error)
         scores = [RewardError(late)] * len(samples)
-    if len(scores) != len(samples):
-        raise RewardError(f"the reward gave {len(scores)} scores for {len(samples)} samples of group {group.group_id}")
+    except Exception as error:
+        raised = RewardError(f"the reward ({type(reward).__name__}) raised {described(error)}")
+        scores = [raised] * len(samples)
     for index, score in zip(unscored, scores, strict=True):
         problem = str(score) if isinstance(score, Exception) else _problem(score, reward_key)
         scored[index] = scored[index].as_failed(problem) if problem else scored[index].with_reward(score)

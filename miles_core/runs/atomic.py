@@ -8,7 +8,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["atomic_directory", "begin_directory", "complete_directory", "write_atomic"]
+from miles_core.errors import MilesError, RunDirectoryError
+
+__all__ = ["atomic_directory", "begin_directory", "complete_directory", "write_atomic", "writing"]
+
+
+@contextmanager
+def writing(what: str, path: Path) -> Iterator[None]:
+    """Whatever writing meets inside (a full disk, above all) becomes a `RunDirectoryError` that names it."""
+    try:
+        yield
+    except MilesError:
+        raise
+    except Exception as error:
+        raise RunDirectoryError(
+            f"{what} could not be written to {path}: {type(error).__name__}: {error}. Free some space, or look after "
+            "the disk; `miles resume` goes on from the last complete checkpoint"
+        ) from error
 
 
 def write_atomic(path: Path, data: bytes) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from miles_core.contracts.events import CheckpointSaved
-from miles_core.runs.atomic import begin_directory, complete_directory
+from miles_core.runs.atomic import begin_directory, complete_directory, writing
 from miles_core.runs.directory import RunDirectory
 from miles_core.runs.trainer import TrainerClient
 
@@ -36,16 +36,22 @@ class Checkpoints:
     async def begin(self, step: int) -> None:
         """Take a snapshot of the trainer as it is after `step`, and let it be written."""
         await self.finish()
-        temporary = begin_directory(self._directory.checkpoint(step))
-        await self._trainer.begin_save(temporary / "backend")
+        path = self._directory.checkpoint(step)
+        with writing(f"the checkpoint of step {step}", path):
+            temporary = begin_directory(path)
+            await self._trainer.begin_save(temporary / "backend")
         self._growing = (step, temporary)
 
     async def finish(self, *, wait: bool = True) -> None:
         """Give what is written its name; without `wait`, only when nothing is left to write."""
-        if self._growing is None or not await self._trainer.finish_save(wait=wait):
+        if self._growing is None:
             return
-        (step, temporary), self._growing = self._growing, None
+        step, temporary = self._growing
         path = self._directory.checkpoint(step)
-        await asyncio.to_thread(complete_directory, temporary, path)
+        with writing(f"the checkpoint of step {step}", path):
+            if not await self._trainer.finish_save(wait=wait):
+                return
+            self._growing = None
+            await asyncio.to_thread(complete_directory, temporary, path)
         self._directory.prune_checkpoints(self._keep)
         self._on_saved(CheckpointSaved(step=step, version=step, directory=path))

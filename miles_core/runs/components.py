@@ -33,6 +33,7 @@ class Components:
     filters: tuple[tuple[str, GroupFilter[Any]], ...]
     engine: Engine[Any]
     teacher: Engine[Any] | None
+    evaluation_engine: Engine[Any] | None
     transport: WeightTransport[Any]
     launcher: Launcher[Any]
     trackers: tuple[Tracker[Any], ...]
@@ -56,6 +57,11 @@ def build_components(config: RunConfig, plugins: PluginManager) -> Components:
         teacher=(
             create("miles_engines", config.teacher.engine.use, config.teacher.engine.settings, Engine)
             if config.teacher is not None
+            else None
+        ),
+        evaluation_engine=(
+            create("miles_engines", config.evaluation.engine.use, config.evaluation.engine.settings, Engine)
+            if config.evaluation.placement == "dedicated"
             else None
         ),
         transport=create(

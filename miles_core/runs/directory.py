@@ -8,6 +8,7 @@ rollouts/            one Parquet file a batch: step-000012.parquet; evaluations 
 checkpoints/         step-000012/, each complete or absent
 export/              the trained model as a Hugging Face directory
 logs/                one file a process
+evaluation/          logs of evaluation engines; weights that an external evaluation is measuring
 run.lock             held by the process that writes
 """
 
@@ -66,6 +67,10 @@ class RunDirectory:
 
     def evaluation_file(self, dataset: str, mode: str, version: int) -> Path:
         return self.path / "rollouts" / f"eval-{dataset}-{mode}-{version:06d}.parquet"
+
+    def evaluated_weights(self, version: int) -> Path:
+        """Weights for an external evaluation, for as long as it takes."""
+        return self.path / "evaluation" / f"version-{version:06d}"
 
     def checkpoint(self, step: int) -> Path:
         return self.path / "checkpoints" / f"step-{step:06d}"
@@ -148,6 +153,8 @@ class RunDirectory:
         for pattern in (".*.tmp", ".*.old"):
             for path in [*self.path.glob(pattern), *self.path.glob(f"*/{pattern}")]:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in self.path.glob("evaluation/version-*"):
+            shutil.rmtree(path)
 
 
 def _environment(plugins: PluginManager) -> dict[str, object]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -28,15 +29,17 @@ from miles_core.plugins import PluginManager
 from miles_core.rollout.admission import EngineHold
 from miles_core.rollout.ledger import Ledger
 from miles_core.rollout.producer import Producer
-from miles_core.runs.atomic import atomic_directory
+from miles_core.runs.atomic import atomic_directory, writing
 from miles_core.runs.checkpointing import Checkpoints
 from miles_core.runs.components import Components, build_components, sampling_of, stop_ids, trainer_processes
 from miles_core.runs.directory import RunDirectory
 from miles_core.runs.evaluating import Evaluator
+from miles_core.runs.held_out import evaluation_sets
 from miles_core.runs.metrics import MetricsStore
+from miles_core.runs.placements import EvaluationEngines, placement_of
 from miles_core.runs.publishing import Publisher
 from miles_core.runs.recording import Recorder
-from miles_core.runs.rollouts import StepMeter, make_producer, scorer
+from miles_core.runs.rollouts import StepMeter, make_producer, make_scheduler, policy_of, scorer
 from miles_core.runs.teacher import Teacher
 from miles_core.runs.trainer import TrainerClient
 from miles_core.runs.wire import WireRecord
@@ -82,11 +85,15 @@ class Run:
         self.components: Components = build_components(self.config, plugins)
         self._loaded = loaded
         self.step = 0
-        self.points: list[EvaluationPoint] = []
         self.last: dict[str, float] = {}
         self.producer: Producer | None = None
         self.recorder: Recorder | None = None
         self._teacher: Teacher | None = None
+
+    @property
+    def points(self) -> list[EvaluationPoint]:
+        """Evaluation points of this process so far, in the order in which they came."""
+        return self._evaluator.points if hasattr(self, "_evaluator") else []
 
     async def run(self) -> RunResult:
         """Take the steps that are left. Everything started is stopped, also after a failure."""
@@ -105,8 +112,7 @@ class Run:
         error: BaseException | None = None
         try:
             await self._start()
-            await self._steps()
-            await self._finish()
+            await self._go_on()
         except BaseException as failure:
             error = failure
             raise
@@ -151,6 +157,7 @@ class Run:
             try:
                 async with asyncio.TaskGroup() as group:  # when one part fails, the others are stopped before we go on
                     engines = group.create_task(parts.engine.start(parts.launcher, engine_start))
+                    measuring = group.create_task(self._start_evaluation_engine(engine_start))
                     group.create_task(self._start_trainer(model.directory))
                     group.create_task(self._start_teacher(tokenizer))
                     group.create_task(parts.reward.setup())
@@ -183,13 +190,38 @@ class Run:
         await parts.environment.setup()
         hold = EngineHold(self._pool, partial=config.schedule.partial, decode=tokenizer.decode)
         score, sampling = scorer(config, parts), sampling_of(config, stop_ids(parts, tokenizer))
-        self.producer = make_producer(config, parts, self._ledger, hold, score, self._record, sampling=sampling)
-        self.scheduler = self.producer.scheduler
-        self._meter = StepMeter(self._record, self._pool, self.scheduler, config.reward.reward_key)
+        scheduler = make_scheduler(config, parts, self._ledger)
+        self.producer = make_producer(config, parts, scheduler, hold, score, self._record, sampling=sampling)
+        self._meter = StepMeter(self._record, self._pool, self.producer, config.reward.reward_key)
+        placement = placement_of(
+            config,
+            parts,
+            self.directory,
+            evaluation_sets(config, parts, sampling),
+            score,
+            hold=hold,
+            producer=self.producer,
+            trainer=self._trainer,
+            publisher=self._publisher,
+            engines=measuring.result(),
+        )
         self._evaluator = Evaluator(
-            config, parts, self.directory, self._record, hold, score, self._trainer, sampling=sampling
+            config.evaluation,
+            placement,
+            self.directory,
+            self._record,
+            self._store,
+            last=config.run.steps,
         )
         self._record.emit("miles_run_started")
+
+    async def _start_evaluation_engine(self, start: EngineStart) -> EvaluationEngines | None:
+        """The engines of dedicated evaluation, if there are any; their logs go under `evaluation`."""
+        engine = self.components.evaluation_engine
+        if engine is None:
+            return None
+        own = dataclasses.replace(start, run_directory=self.directory.path / "evaluation")
+        return EvaluationEngines(start=own, urls=await engine.start(self.components.launcher, own))
 
     async def _start_teacher(self, tokenizer: FileTokenizer) -> None:
         section, engine = self.config.teacher, self.components.teacher
@@ -237,6 +269,8 @@ class Run:
         steps: list[Any] = []
         if self.producer is not None:
             steps.append(self.producer.stop)
+        if hasattr(self, "_evaluator"):
+            steps.append(self._evaluator.close)
         steps.append(self.components.environment.close)
         if hasattr(self, "_publisher"):
             steps.append(self._publisher.close)
@@ -246,6 +280,8 @@ class Run:
             steps.append(self._trainer.close)
         if self._teacher is not None:
             steps.append(self._teacher.close)
+        if self.components.evaluation_engine is not None:
+            steps.append(self.components.evaluation_engine.stop)
         steps += [self.components.engine.stop, self.components.reward.close, self.components.launcher.close]
         failures: list[Exception] = []
         for stop in steps:
@@ -257,25 +293,45 @@ class Run:
 
     # Steps.
 
+    async def _go_on(self) -> None:
+        try:
+            await self._steps()
+            await self._finish()
+        except sqlite3.OperationalError:
+            with writing("the ledger or the metrics", self.directory.path):
+                raise
+
     async def _steps(self) -> None:
-        assert self.producer is not None
-        every, sets = self.config.evaluation.every, self._evaluator.sets
-        if self.step == 0 and self.config.evaluation.at_start and sets:
-            self.points += await self._evaluator.measure(self.producer, self.step)
+        await self._evaluator.started(self.step)
         while self.step < self.config.run.steps:
             with self._record.span("rollout", "generate", self.step + 1):
-                groups = await self.producer.batch(self.step, self.step)
+                groups = await self._collect()
             await self._checkpoints.finish(wait=False)
             await self._train(groups)
             await self._checkpoints.finish()
+            await self._evaluator.stepped(self.step)
             last = self.step == self.config.run.steps
-            if sets and (last or (every and self.step % every == 0)):
-                self.points += await self._evaluator.measure(self.producer, self.step)
             checkpoint_every = self.config.run.checkpoint_every
             if last or (checkpoint_every and self.step % checkpoint_every == 0):
                 with self._record.span("trainer", "checkpoint", self.step):
                     await self._checkpoints.begin(self.step)
         await self._checkpoints.finish()
+        await self._evaluator.finish()
+
+    async def _collect(self) -> Sequence[Group]:
+        """The next batch. A step whose numbers must not depend on timing is generated again, from its start, when a
+        request had to be sent again: an engine was lost meanwhile."""
+        assert self.producer is not None
+        deterministic = policy_of(self.config.schedule).waves
+        while True:
+            before = self._pool.retries
+            groups = await self._publisher.guarded(self.producer.batch(self.step, self.step))
+            if not deterministic or self._pool.retries == before:
+                return groups
+            self._ledger.rewind(self.step)
+            await self.producer.restart(lambda: make_scheduler(self.config, self.components, self._ledger))
+            async with self._publisher.moving:
+                await self._publisher.publish(self.step)  # no engine starts with what it had cached
 
     async def _train(self, groups: Sequence[Group]) -> None:
         """One step, from a complete batch to engines that serve the new version."""
@@ -294,6 +350,7 @@ class Run:
         async with self._publisher.moving:
             with self._record.span("trainer", "train", number):
                 report, _ = await _both(self._trainer.train_step(changed), self._while_training(changed))
+            self._publisher.begin(number)
             self._ledger.move([g.group_id for g in changed.groups], "trained", step=self.step, version=number)
             self.step = number
             self.last = self._meter.step(changed, report)
@@ -305,13 +362,15 @@ class Run:
         """What can be done beside the optimizer step: the batch to disk, and the engines' own account of their time."""
         step, path = batch.step + 1, self.directory.rollout_file(batch.step + 1)
         version = batch.policy_version
-        await asyncio.to_thread(write_rollouts, path, batch.trajectories, step=step, policy_version=version)
+        with writing(f"the batch of step {step}", path):
+            await asyncio.to_thread(write_rollouts, path, batch.trajectories, step=step, policy_version=version)
         await self._meter.engines(step)
 
     async def _finish(self) -> None:
         if self.config.run.export:
             with (
                 self._record.span("trainer", "export", self.step),
+                writing("the export", self.directory.export_directory),
                 atomic_directory(self.directory.export_directory) as temporary,
             ):
                 await self._trainer.export(temporary)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 
 from miles_core.contracts.component import ComponentConfig, Example, Workbench
+from miles_core.contracts.events import EvaluationRecord
 from miles_core.contracts.trackers import Tracker
 
 __all__ = ["MetricsStore", "SqliteTracker"]
@@ -21,6 +23,11 @@ CREATE TABLE IF NOT EXISTS spans (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     lane TEXT NOT NULL, name TEXT NOT NULL, step INTEGER NOT NULL, start REAL NOT NULL, stop REAL NOT NULL
 );
+CREATE TABLE IF NOT EXISTS evaluations (
+    version INTEGER NOT NULL, dataset TEXT NOT NULL, mode TEXT NOT NULL,
+    placement TEXT NOT NULL, outcome TEXT NOT NULL, reason TEXT NOT NULL,
+    PRIMARY KEY (version, dataset, mode)
+) WITHOUT ROWID;
 """
 
 
@@ -53,6 +60,27 @@ class MetricsStore:
         """Forget what was logged for steps after `step` steps had been taken: they are taken again. Spans stay, they
         happened."""
         self._db.execute("DELETE FROM metrics WHERE step > ?", (step,))
+        self._db.execute("DELETE FROM evaluations WHERE version > ?", (step,))
+        self._db.execute(
+            "UPDATE evaluations SET outcome = 'refused', reason = 'the run ended while it was measured' "
+            "WHERE outcome = 'running'"
+        )
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        """Note what became of an evaluation; a later record of the same version and data set replaces it."""
+        self._db.execute(
+            "INSERT OR REPLACE INTO evaluations (version, dataset, mode, placement, outcome, reason) "
+            "VALUES (?, ?, ?, ?, ?, ?)",
+            (record.version, record.dataset, record.mode, record.placement, record.outcome, record.reason),
+        )
+
+    def evaluations(self) -> list[EvaluationRecord]:
+        """All of them, by version and data set."""
+        rows = self._db.execute(
+            "SELECT version, dataset, mode, placement, outcome, reason FROM evaluations ORDER BY version, dataset, mode"
+        )
+        names = [field.name for field in dataclasses.fields(EvaluationRecord)]
+        return [EvaluationRecord(**dict(zip(names, row, strict=True))) for row in rows]
 
     def series(self, kind: str, name: str) -> list[tuple[int, float]]:
         rows = self._db.execute(

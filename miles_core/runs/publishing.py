@@ -20,6 +20,8 @@ __all__ = ["Publisher"]
 
 _PERIOD = 1.0
 _POLL = 0.05
+_ATTEMPTS = 3
+"""Of publishing one version, when every engine is lost each time, and started again."""
 
 Result = TypeVar("Result")
 
@@ -52,6 +54,7 @@ class Publisher:
         self._mode: PauseMode = mode
         self._transport = transport
         self._version: int | None = None
+        self._closing = False
         self._published: Published | None = None
         self._begun: tuple[int, asyncio.Task[Published]] | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -71,14 +74,15 @@ class Publisher:
         self._raise_failure()
         if not self._tasks:
             self._tasks = [asyncio.ensure_future(self._follow_restarts()), asyncio.ensure_future(self._heal())]
-        before = self.restarts
-        try:
-            await self._send(version, None)
-        except PublishError:
-            if any([await self._answers(url) for url in self._pool.urls]):
-                raise
-            await self._wait_for_restart(before)
-            await self._send(version, None)
+        for left in reversed(range(_ATTEMPTS)):
+            before = self.restarts
+            try:
+                await self._send(version, None)
+                break
+            except PublishError:
+                if not left or self._pool.drained.keys() != set(self._pool.urls):
+                    raise
+                await self._wait_for_an_engine(before)
         self._version = version
 
     async def hand_over(self, version: int, fleet: EnginePool, receiver: WeightReceiver) -> VersionPublished:
@@ -106,10 +110,10 @@ class Publisher:
             if task.done():
                 task.result()
 
-    async def _wait_for_restart(self, before: int) -> None:
-        """Return once an engine was started again; raise when their component starts none."""
+    async def _wait_for_an_engine(self, before: int) -> None:
+        """Every engine is gone: return once one was started again, or answers. Raises when none is started again."""
         follow = self._tasks[0]
-        while self.restarts == before:
+        while self.restarts == before and not any([await self._answers(url) for url in self._pool.urls]):
             if follow.done():
                 follow.result()
                 raise PublishError(f"every engine is gone, and none is started again: {dict(self._pool.drained)}")
@@ -117,6 +121,7 @@ class Publisher:
 
     async def close(self) -> None:
         """Stop looking after the engines."""
+        self._closing = True  # Python 3.11's wait_for may swallow a cancellation
         tasks = [*self._tasks, *(self._begun[1:] if self._begun else ())]
         for task in tasks:
             task.cancel()
@@ -155,7 +160,7 @@ class Publisher:
             await self._pool.drain(url, "it was started again, and holds no published version yet")
 
     async def _heal(self) -> None:
-        while True:
+        while not self._closing:
             await asyncio.sleep(_PERIOD)
             back = [url for url in self._pool.drained if await self._answers(url)]
             if not back:

@@ -57,15 +57,19 @@ class Recorder:
         self.emit("miles_evaluation_finished", point=point)
 
     @contextmanager
-    def span(self, lane: str, name: str, step: int) -> Iterator[None]:
-        """A phase on the timeline, and its seconds among the metrics of kind `time`."""
+    def span(self, lane: str, name: str, step: int, *, shown: bool = True) -> Iterator[None]:
+        """A phase on the timeline, and its seconds among the metrics of kind `time`. One that runs beside others is not
+        `shown` as what the run does now."""
         begin = time.time()
-        before, self.phase = self.phase, name
+        before = self.phase
+        if shown:
+            self.phase = name
         try:
             yield
         finally:
             end = time.time()
-            self.phase = before
+            if shown:
+                self.phase = before
             self._store.span(lane, name, step, begin, end)
             self.log("time", step, {f"{lane}/{name}": end - begin})
 

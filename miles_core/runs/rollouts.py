@@ -24,7 +24,7 @@ from miles_core.runs.recording import Recorder, batch_metrics
 if TYPE_CHECKING:
     from miles_core.engines.pool import EnginePool
 
-__all__ = ["StepMeter", "make_producer", "policy_of", "scorer"]
+__all__ = ["StepMeter", "make_producer", "make_scheduler", "policy_of", "scorer"]
 
 
 def policy_of(schedule: ScheduleSection) -> SchedulePolicy:
@@ -59,22 +59,28 @@ def scorer(config: RunConfig, parts: Components) -> Score:
     )
 
 
+def make_scheduler(config: RunConfig, parts: Components, ledger: Ledger) -> Scheduler:
+    """The scheduler of a run whose ledger is new, or was rewound."""
+    order = PromptOrder(len(parts.source), config.run.seed, shuffle=True)
+
+    def prompt_at(position: int) -> Prompt:
+        epoch, index = order.row(position)
+        return parts.source.prompt(index, epoch=epoch)
+
+    return Scheduler(policy_of(config.schedule), ledger, prompt_at, seed=config.run.seed)
+
+
 def make_producer(
     config: RunConfig,
     parts: Components,
-    ledger: Ledger,
+    scheduler: Scheduler,
     hold: EngineHold,
     score: Score,
     record: Recorder,
     *,
     sampling: Sampling,
 ) -> Producer:
-    """The producer and, as its `scheduler`, the scheduler of a run whose ledger was rewound."""
-    order = PromptOrder(len(parts.source), config.run.seed, shuffle=True)
-
-    def prompt_at(position: int) -> Prompt:
-        epoch, index = order.row(position)
-        return parts.source.prompt(index, epoch=epoch)
+    """The producer that carries out what the scheduler decides."""
 
     def finished(group: Group) -> None:
         record.emit("miles_group_finished", group=group)
@@ -84,7 +90,7 @@ def make_producer(
 
     policy = policy_of(config.schedule)
     return Producer(
-        Scheduler(policy, ledger, prompt_at, seed=config.run.seed),
+        scheduler,
         parts.environment,
         hold,
         score,
@@ -103,30 +109,32 @@ def make_producer(
 class StepMeter:
     """Logs what a step was. Engines and pool count from the start of the run; a step is the difference."""
 
-    def __init__(self, record: Recorder, pool: EnginePool, scheduler: Scheduler, reward_key: str | None) -> None:
+    def __init__(self, record: Recorder, pool: EnginePool, producer: Producer, reward_key: str | None) -> None:
         self._record = record
         self._pool = pool
-        self._scheduler = scheduler
+        self._producer = producer
         self._reward_key = reward_key
         self._asked = self._stepped = time.monotonic()
-        self._busy = 0.0
+        self._busy: dict[str, float] = {}
         self._seen = (0, 0, 0)
 
     async def engines(self, step: int) -> None:
-        """The engines' own account of their time since the last step, in seconds of one engine."""
-        if not self._pool.connections:
+        """The engines' own account of their time since the last step, in seconds of one engine. One that cannot be
+        asked is left out, and one that was started again counts from 0."""
+        counters = {a.url: float(a.info.get("busy_seconds", 0.0)) for a in await self._pool.answering()}
+        if not counters:
             return
-        counters = [await connection.server_info() for connection in self._pool.connections]
-        busy = sum(float(c.get("busy_seconds", 0.0)) for c in counters)
         now = time.monotonic()
-        spent, span = busy - self._busy, (now - self._asked) * len(counters)
-        self._busy, self._asked = busy, now
+        before = {url: self._busy.get(url, 0.0) for url in counters}
+        spent = sum(busy - (before[url] if busy >= before[url] else 0.0) for url, busy in counters.items())
+        span = (now - self._asked) * len(counters)
+        self._busy, self._asked = {**self._busy, **counters}, now
         self._record.log("time", step, {"engine/busy_seconds": spent, "engine/idle_seconds": max(span - spent, 0.0)})
 
     def step(self, batch: Batch, report: StepReport) -> dict[str, float]:
         """Log the step that was taken on `batch`. Returns what a live panel shows."""
         step = batch.step + 1
-        scheduler = self._scheduler
+        scheduler = self._producer.scheduler
         rollout = batch_metrics(batch, self._reward_key)
         rollout |= {f"dropped/{reason}": float(n) for reason, n in sorted(scheduler.dropped.items())}
         training = {

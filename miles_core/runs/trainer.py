@@ -91,6 +91,14 @@ class TrainerClient:
     async def export(self, directory: Path) -> None:
         await self._call("export", directory)
 
+    async def begin_export(self, directory: Path) -> None:
+        """Take a copy of the weights; it is written while the next calls are answered."""
+        await self._call("begin_export", directory)
+
+    async def finish_export(self, *, wait: bool) -> bool:
+        """Whether the export is complete on disk; with `wait` it is."""
+        return bool(await self._call("finish_export", wait))
+
     async def peak_memory(self) -> int:
         return int(await self._call("peak_memory"))
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["children", "has_ended", "leftover_tasks", "processes_with"]
+__all__ = ["children", "has_ended", "leftover_tasks", "listening", "processes_with"]
 
 
 def leftover_tasks(before: set[asyncio.Task[object]]) -> list[str]:
@@ -23,6 +23,18 @@ def children() -> set[int]:
     """Pids of this process's children that run (not those that ended and wait to be reaped)."""
     own = os.getpid()
     return {pid for pid, parent, state in _table() if parent == own and state != "Z"}
+
+
+def listening() -> set[int]:
+    """TCP ports of IPv4 on which this process or a child of it listens (proc(5), /proc/net/tcp)."""
+    inodes = set()
+    for pid in {os.getpid(), *children()}:
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            links = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+            inodes |= {link[8:-1] for link in links if link.startswith("socket:[")}
+    table = Path("/proc/net/tcp")
+    rows = [line.split() for line in table.read_text().splitlines()[1:]] if table.exists() else []
+    return {int(row[1].partition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes}
 
 
 def processes_with(text: str) -> list[int]:

@@ -81,3 +81,9 @@ class FsdpBackend(TrainBackend[FsdpConfig]):
 
     def export(self, directory: Path) -> None:
         self.trainer.export(directory)
+
+    def begin_export(self, directory: Path) -> None:
+        self.trainer.begin_export(directory)
+
+    def finish_export(self, *, wait: bool = True) -> bool:
+        return self.trainer.finish_export(wait=wait)

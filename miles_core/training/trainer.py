@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +18,7 @@ from miles_core.contracts.objective import BatchColumns, Needs, Objective, Prepa
 from miles_core.data.group import Batch
 from miles_core.data.trajectory import Trajectory
 from miles_core.errors import NumericsError
+from miles_core.training.beside import Beside
 from miles_core.training.checkpoint import load_state, snapshot, write_state
 from miles_core.training.columns import batch_columns, training_trajectories
 from miles_core.training.device import device_of
@@ -69,9 +69,9 @@ class Trainer:
         self.critic = [] if self.scorer.critic is None else list(self.scorer.critic.parameters())
         self.optimizer = adamw(self.policy, config, config.learning_rate)
         self.critic_optimizer = adamw(self.critic, config, config.critic_learning_rate) if self.critic else None
-        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._saving = Beside("checkpoint")
+        self._exporting = Beside("export")
         self._writers = self.ranks.another_group()
-        self._saving: Future[None] | None = None
 
     @property
     def reference(self) -> Scorer:
@@ -257,17 +257,11 @@ class Trainer:
         """Copy everything to host memory, and write the copy beside what comes next. See `training.checkpoint`."""
         self.finish_save()
         state = snapshot(self.scorer, self._optimizers, step=self.step)
-        self._saving = self._writer.submit(write_state, directory, state, self._writers)
+        self._saving.begin(write_state, directory, state, self._writers)
 
     def finish_save(self, *, wait: bool = True) -> bool:
         """Whether the last checkpoint is complete on disk; raises what its writing met."""
-        if self._saving is None:
-            return True
-        if not wait and not self._saving.done():
-            return False
-        saving, self._saving = self._saving, None
-        saving.result()
-        return True
+        return self._saving.finish(wait=wait)
 
     def load(self, directory: Path) -> None:
         """Continue exactly where `save` stopped."""
@@ -291,16 +285,30 @@ class Trainer:
     def export(self, directory: Path) -> None:
         """A Hugging Face directory with the tokenizer of the model that the run started from. Adapters are merged, and
         stand by themselves, in peft's format, under `adapter`."""
-        from transformers import AutoTokenizer
-
         weights = dict(self.named_weights())
         writes = self.ranks.rank == 0
         if writes:
-            save_pretrained(self.scorer.model, weights, directory)
-            AutoTokenizer.from_pretrained(self.start.model_directory, local_files_only=True).save_pretrained(directory)
+            self._write_model(weights, directory)
         if self.config.lora is not None:
             base = str(self.start.model_directory)
             save_adapter(self.scorer.model, self.config.lora, directory / "adapter", base=base, write=writes)
+
+    def begin_export(self, directory: Path) -> None:
+        """Copy the weights to host memory, and write the copy beside what comes next."""
+        self.finish_export()
+        weights = {name: tensor.to("cpu", copy=True) for name, tensor in self.named_weights()}
+        if self.ranks.rank == 0:
+            self._exporting.begin(self._write_model, weights, directory)
+
+    def finish_export(self, *, wait: bool = True) -> bool:
+        """Whether what `begin_export` began is complete on disk; raises what its writing met."""
+        return self._exporting.finish(wait=wait)
+
+    def _write_model(self, weights: Mapping[str, torch.Tensor], directory: Path) -> None:
+        from transformers import AutoTokenizer
+
+        save_pretrained(self.scorer.model, weights, directory)
+        AutoTokenizer.from_pretrained(self.start.model_directory, local_files_only=True).save_pretrained(directory)
 
 
 class _Work(NamedTuple):

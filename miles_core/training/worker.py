@@ -156,6 +156,12 @@ class TrainerService:
     def export(self, directory: Path) -> None:
         self.backend.export(directory)
 
+    def begin_export(self, directory: Path) -> None:
+        self.backend.begin_export(directory)
+
+    def finish_export(self, wait: bool) -> bool:
+        return self.backend.finish_export(wait=wait)
+
     def peak_memory(self) -> int:
         """Peak resident bytes of this process."""
         import resource

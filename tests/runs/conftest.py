@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,3 +36,16 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_copy(finished_run: Path, tmp_path: Path) -> Path:
     """A copy that a test may spoil."""
     return Path(shutil.copytree(finished_run, tmp_path / "copy"))
+
+
+@pytest.fixture(scope="session")
+def nightly_table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where nightly chains write a line each; at the end they become the page of the docs."""
+    from tests.runs.crash_table import table_of
+
+    lines = tmp_path_factory.mktemp("crashes") / "chains.jsonl"
+    yield lines
+    if lines.exists():
+        page = ROOT / "docs" / "nightly" / "crashes.md"
+        page.parent.mkdir(exist_ok=True)
+        page.write_text(table_of([json.loads(line) for line in lines.read_text().splitlines()]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 from miles_core.contracts.rewards import Sample
@@ -22,3 +23,8 @@ def nan(sample: Sample) -> float:
 def sometimes_constant(sample: Sample) -> float:
     constant = int(sample.prompt.prompt_id.rpartition(":")[2]) % 2
     return 1.0 if constant else length(sample) + int(sample.episode.episode_id[-1])
+
+
+async def hangs(sample: Sample) -> float:
+    await asyncio.sleep(3600)
+    return 0.0

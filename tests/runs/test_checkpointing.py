@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from miles_core.contracts.events import CheckpointSaved
+from miles_core.errors import RunDirectoryError
 from miles_core.runs.checkpointing import Checkpoints
 from miles_core.runs.directory import RunDirectory
 
@@ -68,7 +69,7 @@ async def test_what_writing_met_is_raised_and_the_one_before_stays(setup: tuple[
     await checkpoints.finish()
     await checkpoints.begin(2)
     trainer.failure = OSError("no space left on device")
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(RunDirectoryError, match=r"the checkpoint of step 2 could not be written.*no space"):
         await checkpoints.finish()
     assert [step for step, _ in directory.checkpoints()] == [1]
     assert [s.step for s in saved] == [1]

@@ -1,6 +1,6 @@
 """The embedded engine: a transformers causal LM in its own process, speaking SGLang's HTTP protocol.
 
-Started with ``python -m miles_core.engines.embedded`` (see ``__main__``). Modules, bottom up:
+Started with ``python -m miles_core.engines.embedded`` (see ``command``). Modules, bottom up:
 
 - ``protocol``      request bodies to typed requests; every refusal is a :class:`~.protocol.BadRequestError`
 - ``prefix_cache``  which prompt prefixes have keys and values in which pool slots (pure Python)

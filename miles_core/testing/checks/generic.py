@@ -75,7 +75,8 @@ def needs_and_limits_are_data(case: Case) -> None:
             assert entry.key, f"{name}: an entry names no key"
             assert entry.reason.strip(), f"{name}: the entry for {entry.key!r} gives no reason"
             assert isinstance(entry.values, tuple), f"{name}: the values of {entry.key!r} are no tuple"
-            assert entry.values or entry.key.startswith("import:"), f"{name}: {entry.key!r} lists no values"
+            at_all = isinstance(entry, Conflict) or entry.key.startswith("import:")
+            assert entry.values or at_all, f"{name}: {entry.key!r} lists no values"
 
 
 def instance_is_of_its_kind(case: Case, *, kind: Kind) -> None:

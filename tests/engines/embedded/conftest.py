@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from miles_core.engines.embedded.__main__ import build, parse_arguments  # noqa: E402
+from miles_core.engines.embedded.command import build, parse_arguments  # noqa: E402
 from miles_core.engines.embedded.engine import Engine, StepError  # noqa: E402
 from miles_core.engines.embedded.protocol import parse_generate  # noqa: E402
 
