@@ -39,6 +39,7 @@ _COMMON = (
     f"run.steps={STEPS}",
     "run.checkpoint_every=1",
     "schedule.batch_groups=2",
+    "sampling.max_new_tokens=6",
     "schedule.group_size=4",
     "schedule.max_drops=200",
     "engine.restarts=50",
