@@ -188,11 +188,12 @@ def miles_train_backends() -> dict[str, type[TrainBackend[Any]]]:
 
 @hookimpl
 def miles_weight_transports() -> dict[str, type[WeightTransport[Any]]]:
-    """`broadcast` and `shared_memory`."""
+    """`auto`, `broadcast` and `shared_memory`."""
+    from miles_core.sync.auto import AutoTransport
     from miles_core.sync.broadcast import BroadcastTransport
     from miles_core.sync.shared_memory import SharedMemoryTransport
 
-    return {"broadcast": BroadcastTransport, "shared_memory": SharedMemoryTransport}
+    return {"auto": AutoTransport, "broadcast": BroadcastTransport, "shared_memory": SharedMemoryTransport}
 
 
 @hookimpl

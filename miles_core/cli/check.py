@@ -28,6 +28,13 @@ def check(config: Path, overrides: tuple[str, ...], data: bool) -> None:
     for note in report.notes:
         click.echo(f"note: {note}")
     report.raise_problems()
+    if loaded.config.transport.use == "auto":
+        from miles_core.cli.sync import candidates
+
+        allowed, refused = candidates(loaded, plugins)
+        click.echo(f"transport = auto: {', '.join(allowed) or 'none'} will be measured at start")
+        for name, reason in refused.items():
+            click.echo(f"transport = auto: not {name}, which {reason}")
     from miles_core.runs.memory import describe_memory
     from miles_core.runs.samples import check_samples
 

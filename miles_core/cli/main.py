@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "audit": ("miles_core.cli.audit:audit", "Prove that what was trained is what was sampled."),
     "simulate": ("miles_core.cli.simulate:simulate", "Simulate a part of a run on a virtual clock."),
     "runs": ("miles_core.cli.runs:runs", "List runs."),
+    "sync": ("miles_core.cli.sync:sync", "Measure publishing on this host."),
     "config": ("miles_core.cli.config:config", "Show a resolved config with origins, or its JSON Schema."),
     "serve": ("miles_core.cli.serve:serve", "Serve sessions over an engine, by themselves."),
     "families": ("miles_core.cli.families:families", "List model families, and prove what they render."),

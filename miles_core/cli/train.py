@@ -25,6 +25,7 @@ _quiet = click.option("--quiet", is_flag=True, help="Print the summary only.")
 @_quiet
 def train(config: Path, overrides: tuple[str, ...], quiet: bool) -> None:
     """Run a training run from a config file. The config is checked first; nothing starts while it has a problem."""
+    from miles_core.cli.sync import resolved_transport
     from miles_core.config.load import load_config
     from miles_core.config.preflight import preflight
     from miles_core.errors import ConfigError
@@ -38,6 +39,9 @@ def train(config: Path, overrides: tuple[str, ...], quiet: bool) -> None:
     problems = check_samples(loaded, plugins, every_row=False)
     if problems:
         raise ConfigError(problems)
+    loaded, reasons = resolved_transport(loaded, plugins)
+    for reason in reasons:
+        click.echo(f"transport: {reason}")
     path = loaded.config.run.directory / loaded.config.run.name
     _run(loaded, plugins, RunDirectory.create(path, loaded, plugins), quiet=quiet)
 
