@@ -1,6 +1,6 @@
 """A tiny Llama with random weights and a byte-level tokenizer: for tests, first looks and the tiny example run.
 
-About 100 thousand parameters. Random, not pretrained: a task with a dense reward (the share of an answer's
+About 190 thousand parameters. Random, not pretrained: a task with a dense reward (the share of an answer's
 characters that are of the asked kind) is learnt by reinforcement alone in some twenty steps.
 """
 
@@ -57,7 +57,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tiny_config() -> LlamaConfig:
-    """Two layers, 64 wide, grouped-query attention, tied embeddings: every shape a real Llama has."""
+    """Four layers, 64 wide, grouped-query attention, tied embeddings: every shape a real Llama has."""
     from transformers import LlamaConfig
 
     return LlamaConfig(
