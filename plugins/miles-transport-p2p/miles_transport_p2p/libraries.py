@@ -50,7 +50,8 @@ class Library(abc.ABC):
     @property
     @abc.abstractmethod
     def protocol(self) -> str:
-        """What bytes go over, as read back, not as asked for: `rdma`, `tcp`, or `local`."""
+        """What bytes go over: `rdma`, `tcp`, or `local`. Inferred from the adapters that the host has, since the
+        libraries do not say, and never from what was asked for."""
 
     @abc.abstractmethod
     def register(self, address: int, nbytes: int) -> None: ...
