@@ -29,7 +29,7 @@ def check(config: Path, overrides: tuple[str, ...], data: bool) -> None:
         click.echo(f"note: {note}")
     report.raise_problems()
     if loaded.config.transport.use == "auto":
-        from miles_core.cli.sync import candidates
+        from miles_core.runs.transport_choice import candidates
 
         allowed, refused = candidates(loaded, plugins)
         click.echo(f"transport = auto: {', '.join(allowed) or 'none'} will be measured at start")

@@ -25,13 +25,13 @@ _quiet = click.option("--quiet", is_flag=True, help="Print the summary only.")
 @_quiet
 def train(config: Path, overrides: tuple[str, ...], quiet: bool) -> None:
     """Run a training run from a config file. The config is checked first; nothing starts while it has a problem."""
-    from miles_core.cli.sync import resolved_transport
     from miles_core.config.load import load_config
     from miles_core.config.preflight import preflight
     from miles_core.errors import ConfigError
     from miles_core.plugins import PluginManager
     from miles_core.runs.directory import RunDirectory
     from miles_core.runs.samples import check_samples
+    from miles_core.runs.transport_choice import resolved_transport
 
     loaded = load_config(config, overrides)
     plugins = PluginManager.discover(enable=loaded.config.plugins.enable)

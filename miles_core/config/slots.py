@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from miles_core.config.run import RunConfig
+from miles_core.config.sections import ComponentSection
 
 __all__ = ["ENVIRONMENT_HOOKS", "SECTION_HOOKS", "Slot", "slots"]
 
@@ -37,45 +38,22 @@ class Slot:
     settings: dict[str, Any]
 
 
+def _named(key: str, hook: str, section: ComponentSection) -> Slot:
+    """A key that holds a component's name, or its table."""
+    return Slot(hooks=(hook,), key=key, name=section.use, prefix=f"{key}.", settings=section.settings)
+
+
 def slots(config: RunConfig) -> Iterator[Slot]:
     """Every component that the config names, in the order of the config's fields."""
-    family = config.model.family
-    yield Slot(
-        hooks=("miles_model_families",),
-        key="model.family",
-        name=family.use,
-        prefix="model.family.",
-        settings=family.settings,
-    )
+    yield _named("model.family", "miles_model_families", config.model.family)
     for section, hooks in SECTION_HOOKS.items():
         chosen = getattr(config, section)
         yield Slot(hooks=hooks, key=f"{section}.use", name=chosen.use, prefix=f"{section}.", settings=chosen.settings)
     if config.teacher is not None:
-        engine = config.teacher.engine
-        yield Slot(
-            hooks=("miles_engines",),
-            key="teacher.engine",
-            name=engine.use,
-            prefix="teacher.engine.",
-            settings=engine.settings,
-        )
+        yield _named("teacher.engine", "miles_engines", config.teacher.engine)
     if config.evaluation.placement == "dedicated":
-        engine = config.evaluation.engine
-        yield Slot(
-            hooks=("miles_engines",),
-            key="evaluation.engine",
-            name=engine.use,
-            prefix="evaluation.engine.",
-            settings=engine.settings,
-        )
-    matcher = config.sessions.matcher
-    yield Slot(
-        hooks=("miles_message_matchers",),
-        key="sessions.matcher",
-        name=matcher.use,
-        prefix="sessions.matcher.",
-        settings=matcher.settings,
-    )
+        yield _named("evaluation.engine", "miles_engines", config.evaluation.engine)
+    yield _named("sessions.matcher", "miles_message_matchers", config.sessions.matcher)
     objective = config.objective
     named = [
         ("miles_advantage_estimators", "objective.algorithm", (objective.algorithm,)),

@@ -7,7 +7,6 @@ when it is finished.
 from __future__ import annotations
 
 import asyncio
-import base64
 import dataclasses
 import time
 import uuid
@@ -17,20 +16,13 @@ from typing import Any
 import aiohttp
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from miles_core.contracts.engines import Generation, OnTokens, PauseMode, Sampling
+from miles_core.engines.wire import parse_generation, sampling_params
 from miles_core.errors import EngineError, EngineRefusal
-from miles_core.http import JsonHttp, Retryable, check_status
+from miles_core.http import JsonHttp, check_status
 
-__all__ = ["UNPUBLISHED", "EngineConnection", "UnpublishedWeights", "parse_generation"]
-
-UNPUBLISHED = "unpublished"
-"""What a launched server reports as its version before anything was published to it."""
-
-
-class UnpublishedWeights(Retryable):
-    """The engine sampled with weights that nobody published: it was started again, and holds those of its model."""
+__all__ = ["EngineConnection"]
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -90,7 +82,7 @@ class EngineConnection:
         ask = _Ask(
             request_id=uuid.uuid4().hex,
             input_ids=input_ids if isinstance(input_ids, list) else [int(i) for i in input_ids],
-            params=_sampling_params(sampling),
+            params=sampling_params(sampling, told=on_tokens is not None),
             priority=priority,
             started=time.time(),
             answer=loop.create_future(),
@@ -264,100 +256,3 @@ async def _events(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
                 if data == b"[DONE]":
                     return
                 yield data
-
-
-def _sampling_params(sampling: Sampling) -> dict[str, Any]:
-    params: dict[str, Any] = {
-        "max_new_tokens": sampling.max_new_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-    }
-    if sampling.stop:
-        params["stop"] = list(sampling.stop)
-    if sampling.stop_token_ids:
-        params["stop_token_ids"] = list(sampling.stop_token_ids)
-    if sampling.ignore_eos:
-        params["ignore_eos"] = True
-    if sampling.seed is not None:
-        params["sampling_seed"] = sampling.seed
-    return params
-
-
-def parse_generation(
-    answer: Any, *, engine: str, started: float, finished: float, experts_per_token: int = 0
-) -> Generation:
-    """Read a final `/generate` answer. `experts_per_token` is the model's, for routes that come without their shape
-    (SGLang's). Raises `EngineError` when it is no answer: garbage never becomes a sample; `UnpublishedWeights` when the
-    engine holds weights that nobody published."""
-    try:
-        if "error" in answer:
-            raise EngineError(f"{engine}: {answer['error']}")
-        meta = answer["meta_info"]
-        token_ids = np.array(answer["output_ids"], np.int32)
-        triples = meta["output_token_logprobs"]
-        logprobs = np.array([t[0] for t in triples], np.float32)
-        logged = np.array([t[1] for t in triples], np.int32)
-        reason = meta["finish_reason"]["type"]
-        prompt_tokens, cached = int(meta["prompt_tokens"]), int(meta.get("cached_tokens") or 0)
-        versions = _versions(meta, len(token_ids))
-        routes = _routes(meta, prompt_tokens + len(token_ids) - 1, experts_per_token)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise EngineError(f"{engine}: an answer that is not a generation ({error!r}): {str(answer)[:500]}") from error
-    if len(logprobs) != len(token_ids) or not np.array_equal(logged, token_ids):
-        raise EngineError(
-            f"{engine}: {len(token_ids)} sampled ids but log-probs of {len(logprobs)} tokens that do not match them"
-        )
-    if not np.isfinite(logprobs).all():
-        raise EngineError(
-            f"{engine}: log-prob of sampled token {int(np.flatnonzero(~np.isfinite(logprobs))[0])} is not finite"
-        )
-    if reason not in ("stop", "length", "abort"):
-        raise EngineError(f"{engine}: unknown finish reason {reason!r}; expected stop, length or abort")
-    return Generation(
-        token_ids=token_ids,
-        logprobs=logprobs,
-        versions=versions,
-        finish_reason=reason,
-        engine=engine,
-        prompt_tokens=prompt_tokens,
-        cached_tokens=cached,
-        started=started,
-        finished=finished,
-        text=answer.get("text") or "",
-        routed_experts=routes,
-    )
-
-
-def _versions(meta: Mapping[str, Any], count: int) -> NDArray[np.int32]:
-    """Version of each sampled token, from the engine's spans where it reports them."""
-    spans = meta.get("weight_versions")
-    if not spans:
-        return np.full(count, _version(meta["weight_version"]), np.int32)
-    versions = np.full(count, -1, np.int32)
-    for span in spans:
-        versions[int(span["start"]) : int(span["end"])] = _version(span["version"])
-    if (versions < 0).any():
-        raise ValueError(f"weight_versions {spans} do not cover {count} tokens")
-    return versions
-
-
-def _version(reported: Any) -> int:
-    text = str(reported)
-    if not text.isdigit():
-        raise UnpublishedWeights(f"the engine reports version {text!r}: nothing was published to it")
-    return int(text)
-
-
-def _routes(meta: Mapping[str, Any], rows: int, experts_per_token: int) -> NDArray[np.int32] | None:
-    encoded = meta.get("routed_experts")
-    if encoded is None:
-        return None
-    shape = meta.get("routed_experts_shape")
-    flat = np.frombuffer(base64.b64decode(encoded), np.int32)
-    if shape is not None:
-        return flat.reshape(shape)
-    if not experts_per_token:
-        raise ValueError("routed experts came without their shape, and the number of experts a token is not known")
-    return flat.reshape(rows, -1, experts_per_token)

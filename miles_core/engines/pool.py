@@ -15,7 +15,8 @@ from typing import Any
 import aiohttp
 
 from miles_core.contracts.engines import Generation, OnTokens, PauseMode, Sampling
-from miles_core.engines.client import EngineConnection, UnpublishedWeights
+from miles_core.engines.client import EngineConnection
+from miles_core.engines.wire import UnpublishedWeights
 from miles_core.errors import EngineError, EngineUnavailable
 from miles_core.http import JsonHttp, Retryable
 

@@ -8,22 +8,22 @@ import asyncio
 import contextlib
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from miles_core.contracts.component import ComponentConfig, Example, Workbench
 from miles_core.contracts.engines import Engine, EngineStart, WeightWitness
-from miles_core.contracts.launchers import Launcher, Process, ProcessSpec
-from miles_core.engines.client import UNPUBLISHED
+from miles_core.contracts.launchers import Launcher, ProcessSpec
+from miles_core.engines.launched import LaunchedServer, LaunchedServers
 from miles_core.engines.sglang_weights import SglangWitness
-from miles_core.errors import EngineError, EngineUnavailable, EnvironmentFailure
+from miles_core.engines.wire import UNPUBLISHED
+from miles_core.errors import EngineError, EngineUnavailable
 from miles_core.http import JsonHttp
 
 __all__ = ["SglangConfig", "SglangEngine", "server_command"]
 
-_POLL = 0.5
 _SLACK = 30.0
 """Seconds beyond the deadline that the launcher waits, so that the server's own process can say what went wrong."""
 
@@ -100,8 +100,7 @@ class SglangEngine(Engine[SglangConfig]):
 
     def __init__(self, config: SglangConfig) -> None:
         super().__init__(config)
-        self._servers: list[_Server] = []
-        self._stopping = False
+        self._launched = LaunchedServers("SGLang server")
 
     @classmethod
     def example(cls, bench: Workbench) -> Example:
@@ -109,88 +108,38 @@ class SglangEngine(Engine[SglangConfig]):
         return Example(settings={"urls": [bench.engine()]})
 
     async def start(self, launcher: Launcher[Any], start: EngineStart) -> list[str]:
-        self._stopping = False
         if self.config.urls:
             urls = [url.rstrip("/") for url in self.config.urls]
             await asyncio.gather(*(_wait_healthy(url, self.config.ready_timeout) for url in urls))
             return urls
-        self._servers = [
-            _Server(self.config, launcher, start, index=index, port=_free_port())
+        servers = [
+            LaunchedServer(launcher, start, index, lambda server: self._spec(server, start))
             for index in range(self.config.replicas)
         ]
-        try:
-            async with asyncio.TaskGroup() as group:
-                for server in self._servers:
-                    group.create_task(server.launch())
-        except BaseExceptionGroup as failures:
-            await self.stop()
-            raise failures.exceptions[0] from None
-        return [server.url for server in self._servers]
+        return await self._launched.launch(servers)
+
+    def _spec(self, server: LaunchedServer, start: EngineStart) -> ProcessSpec:
+        config, port = self.config, server.port or _free_port()
+        wrapper = [sys.executable, "-m", "miles_core.engines.sglang_process"]
+        options = ["--url", f"http://127.0.0.1:{port}", "--deadline", str(config.ready_timeout)]
+        return ProcessSpec(
+            name=server.name,
+            command=[*wrapper, *options, "--", *server_command(config, start, port)],
+            log=server.log,
+            environment={"HF_HUB_OFFLINE": "1", **start.environment, **config.environment},
+            gpus=config.gpus if config.device == "cuda" else 0,
+            ready_timeout=config.ready_timeout + _SLACK,
+        )
 
     async def stop(self) -> None:
-        self._stopping = True
-        while self._servers:
-            await self._servers.pop().stop()
+        await self._launched.stop()
 
     def witness(self) -> WeightWitness:
         return SglangWitness(on_gpu=self.config.device == "cuda")
 
-    async def restarts(self) -> AsyncIterator[str]:
-        """Starts servers that ended again, under their URL. They hold the weights of the model directory."""
-        left = self.config.restarts
-        while self._servers and not self._stopping:
-            await asyncio.sleep(_POLL)
-            for server in list(self._servers):
-                if server.alive() or self._stopping:
-                    continue
-                if not left:
-                    raise EnvironmentFailure(
-                        f"the SGLang server at {server.url} ended, and engine.restarts = {self.config.restarts} allows "
-                        f"no further start; its log is {server.log}"
-                    )
-                left -= 1
-                await server.launch()
-                yield server.url
-
-
-class _Server:
-    """One launched server. It keeps its port when it is started again."""
-
-    def __init__(
-        self, config: SglangConfig, launcher: Launcher[Any], start: EngineStart, *, index: int, port: int
-    ) -> None:
-        self._config, self._launcher, self._start, self._port = config, launcher, start, port
-        self._process: Process | None = None
-        self.url = f"http://127.0.0.1:{port}"
-        self.name = f"engine-{index}"
-        self.log = start.run_directory / "logs" / f"{self.name}.log"
-
-    def alive(self) -> bool:
-        return self._process is not None and self._process.alive()
-
-    async def launch(self) -> None:
-        """Raises `EnvironmentFailure` with the end of the server's log."""
-        self._process = await self._launcher.launch(
-            ProcessSpec(
-                name=self.name,
-                command=_wrapped(
-                    self.url, self._config.ready_timeout, server_command(self._config, self._start, self._port)
-                ),
-                log=self.log,
-                environment={"HF_HUB_OFFLINE": "1", **self._start.environment, **self._config.environment},
-                gpus=self._config.gpus if self._config.device == "cuda" else 0,
-                ready_timeout=self._config.ready_timeout + _SLACK,
-            )
-        )
-
-    async def stop(self) -> None:
-        if self._process is not None:
-            await self._process.stop(grace=15.0)
-
-
-def _wrapped(url: str, deadline: float, command: Sequence[str]) -> list[str]:
-    wrapper = [sys.executable, "-m", "miles_core.engines.sglang_process", "--url", url, "--deadline", str(deadline)]
-    return [*wrapper, "--", *command]
+    def restarts(self) -> AsyncIterator[str]:
+        """Servers that were started again hold the weights of the model directory."""
+        return self._launched.restarts(self.config.restarts)
 
 
 def _free_port() -> int:

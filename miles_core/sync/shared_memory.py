@@ -7,9 +7,6 @@ tensors one after another, each aligned to 64 bytes, in the order of `Published.
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,9 +20,9 @@ from miles_core.contracts.transports import (
     WeightSender,
     WeightTransport,
 )
-from miles_core.errors import EngineError, PublishError
-from miles_core.http import JsonHttp
+from miles_core.sync.memory_files import memory_directory
 from miles_core.sync.plan import describe, host_bytes
+from miles_core.sync.staging import StagingEngines, aligned, aligned_offsets
 
 if TYPE_CHECKING:
     from miles_core.contracts.backends import WeightStream
@@ -33,32 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SharedMemoryTransport"]
 
-_ALIGNMENT = 64
 _PREFIX = "miles-weights-"
-
-
-def _buffer_directory() -> Path:
-    """Memory-backed where the platform has it; elsewhere the page cache does the same work."""
-    shm = Path("/dev/shm")
-    return shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
-
-
-def _remove_orphans(directory: Path) -> None:
-    """Remove the buffers of trainers that were killed: their process is gone, nobody else will."""
-    for path in directory.glob(f"{_PREFIX}*"):
-        pid = path.name.removeprefix(_PREFIX).partition("-")[0]
-        if pid.isdigit() and not _alive(int(pid)):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 class SharedMemorySender(WeightSender):
@@ -66,8 +38,7 @@ class SharedMemorySender(WeightSender):
     keeps its pages, whatever happens to the name."""
 
     def __init__(self) -> None:
-        _remove_orphans(_buffer_directory())
-        self._directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_buffer_directory()))
+        self._directory = memory_directory(_PREFIX)
         self._paths: list[Path] = []
 
     def send(self, version: int, weights: WeightStream) -> Published:
@@ -78,11 +49,10 @@ class SharedMemorySender(WeightSender):
         with path.open("xb", buffering=1 << 20) as file:
             position = 0
             for name, tensor in weights:
-                padding = -position % _ALIGNMENT
-                file.write(b"\0" * padding)
+                file.write(b"\0" * (aligned(position) - position))
                 info = describe(name, host := tensor.detach().to("cpu").contiguous())
                 file.write(host_bytes(host))
-                position += padding + info.nbytes
+                position = aligned(position) + info.nbytes
                 tensors.append(info)
         if path in self._paths:  # the same version once more, for an engine that came back
             self._paths.remove(path)
@@ -104,65 +74,29 @@ class SharedMemorySender(WeightSender):
 
 
 class SharedMemoryReceiver(WeightReceiver):
-    """Tells engines to map the buffer (the embedded engine's two-phase weight protocol)."""
+    """Tells engines to map the buffer."""
 
     atomic = True
 
     def __init__(self) -> None:
-        self._http = JsonHttp(deadline=300.0)
+        self.engines = StagingEngines()
 
     async def stage(self, url: str, published: Published) -> Mapping[str, str]:
-        try:
-            answer = await self._http.call("POST", f"{url}/stage_weights", _manifest(published))
-        except EngineError as error:
-            raise PublishError(f"staging version {published.version}: {error}") from error
-        return _checksums(url, answer)
+        offsets, _ = aligned_offsets(t.nbytes for t in published.tensors)
+        path = str(published.address["path"])
+        return await self.engines.stage(url, path, published.tensors, offsets, published.version)
 
     async def commit(self, url: str, published: Published) -> None:
-        try:
-            await self._http.call("POST", f"{url}/commit_weights", {"weight_version": published.version})
-        except EngineError as error:
-            raise PublishError(f"committing version {published.version}: {error}") from error
+        await self.engines.commit(url, published.version)
 
     async def switch(self, url: str, published: Published, mode: PauseMode) -> Mapping[str, str]:
-        body = {"weight_version": published.version, "mode": mode}
-        try:
-            answer = await self._http.call("POST", f"{url}/switch_weights", body)
-        except EngineError as error:
-            raise PublishError(f"switching to version {published.version}: {error}") from error
-        return _checksums(url, answer)
+        return await self.engines.switch(url, published.version, mode)
 
     async def discard(self, url: str, published: Published) -> None:
-        await self._http.call("POST", f"{url}/discard_weights", {"weight_version": published.version}, deadline=10.0)
+        await self.engines.discard(url, published.version)
 
     async def close(self) -> None:
-        await self._http.close()
-
-
-def _checksums(url: str, answer: object) -> Mapping[str, str]:
-    found = answer.get("checksums") if isinstance(answer, dict) else None
-    if not isinstance(found, dict):
-        raise PublishError(f"{url} answered {str(answer)[:200]}, expected checksums by name")
-    return found
-
-
-def _manifest(published: Published) -> dict[str, object]:
-    offset = 0
-    entries = []
-    for tensor in published.tensors:
-        offset += -offset % _ALIGNMENT
-        entries.append(
-            {
-                "name": tensor.name,
-                "dtype": tensor.dtype,
-                "shape": list(tensor.shape),
-                "offset": offset,
-                "nbytes": tensor.nbytes,
-                "checksum": tensor.checksum,
-            }
-        )
-        offset += tensor.nbytes
-    return {"path": published.address["path"], "tensors": entries, "weight_version": published.version}
+        await self.engines.close()
 
 
 class SharedMemoryTransport(WeightTransport[ComponentConfig]):

@@ -124,9 +124,8 @@ class _Publish:
             await self.fleet.probe(url)
             return await staging
         finally:
-            if not staging.done():
-                staging.cancel()
-                await asyncio.gather(staging, return_exceptions=True)
+            staging.cancel()  # where it has not ended
+            await asyncio.gather(staging, return_exceptions=True)
 
     async def _switch(self, mode: PauseMode) -> None:
         results = await asyncio.gather(

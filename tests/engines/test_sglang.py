@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from miles_core.contracts.component import ComponentConfig
 from miles_core.contracts.engines import EngineStart, Sampling
-from miles_core.engines.client import parse_generation
 from miles_core.engines.pool import EnginePool
 from miles_core.engines.sglang import SglangConfig, SglangEngine, server_command
+from miles_core.engines.wire import parse_generation
 from miles_core.errors import EngineError, EngineRefusal, EngineUnavailable, EnvironmentFailure, PublishError
 from miles_core.http import Retryable
 from miles_core.runs.launcher import LocalLauncher
@@ -66,7 +66,7 @@ async def test_a_server_is_launched_ended_and_started_again(tmp_path: Path) -> N
     engine = SglangEngine(SglangConfig(command=(sys.executable, "-c", SERVER), ready_timeout=30.0, restarts=1))
     try:
         (url,) = await engine.start(launcher, start(tmp_path))
-        process = engine._servers[0]._process
+        process = engine._launched.servers[0].process
         assert process is not None
         import os
         import signal
@@ -74,7 +74,7 @@ async def test_a_server_is_launched_ended_and_started_again(tmp_path: Path) -> N
         os.killpg(int(str(process.ready["pid"])), signal.SIGKILL)
         restarts = engine.restarts()
         assert await asyncio.wait_for(anext(restarts), 30.0) == url
-        again = engine._servers[0]._process
+        again = engine._launched.servers[0].process
         assert again is not None
         os.killpg(int(str(again.ready["pid"])), signal.SIGKILL)
         with pytest.raises(EnvironmentFailure, match=r"engine\.restarts = 1 allows no further start"):

@@ -11,7 +11,7 @@ import pytest
 from miles_core.data.group import Batch, Episode, Group, Prompt
 from miles_core.data.parquet import read_rollouts, write_rollouts
 from miles_core.data.trajectory import Status, Trajectory, Turn
-from miles_core.engines.client import parse_generation
+from miles_core.engines.wire import parse_generation
 from miles_core.errors import EngineError
 
 

@@ -45,7 +45,7 @@ def test_checkpointing_saves_activations(directory):
 
 def test_the_cache_of_a_generating_process(directory):
     estimate = memory_estimate(directory, role="generate", tokens=1000, dtype="bfloat16")
-    assert estimate.kv_cache == 1000 * 2 * 4 * 2 * 16 * 2  # tokens · (K, V) · layers · heads · width · bytes
+    assert estimate.kv_cache == 1000 * 2 * 2 * 2 * 16 * 2  # tokens · (K, V) · layers · heads · width · bytes
     assert estimate.gradients == estimate.optimizer == 0
 
 

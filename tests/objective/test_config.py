@@ -89,4 +89,4 @@ def test_the_examples_say_what_their_papers_do():
     assert gspo.terms[0].term.config.ratio == "sequence"
     drgrpo = build_objective(load_config(ROOT / "examples" / "drgrpo.toml").config, PLUGINS)
     assert (drgrpo.aggregation, drgrpo.estimator.config.scale) == ("constant", "none")
-    assert drgrpo.constant_length == 96  # [sampling] max_new_tokens
+    assert drgrpo.constant_length == 6  # [sampling] max_new_tokens

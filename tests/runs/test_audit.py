@@ -24,9 +24,9 @@ def audit(path: Path) -> list[str]:
 def test_an_honest_run_has_no_mismatch(finished_run: Path) -> None:
     result = audit_run(RunDirectory.open(finished_run, write=False))
     assert result.hard_mismatches == 0
-    assert result.trajectories == 4 * 16
+    assert result.trajectories == 4 * 64
     assert result.trained_tokens > 0
-    assert result.conservation.trained == 4 * 4
+    assert result.conservation.trained == 4 * 8
     assert result.divergence["largest fidelity/abs_difference_max"] < 1e-4
     assert "hard mismatches: 0" in result.text
 

@@ -99,5 +99,5 @@ def test_the_asynchronous_mode_is_exact_and_within_its_bound(tmp_path: Path) -> 
     )
     result = audit_run(RunDirectory.open(path, write=False))
     assert result.hard_mismatches == 0
-    assert result.conservation.trained == 6 * 4
+    assert result.conservation.trained == 6 * 8
     assert max(result.staleness) <= 1

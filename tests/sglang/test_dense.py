@@ -121,7 +121,7 @@ async def test_a_restarted_server_serves_nothing_before_it_is_synced(servers: Se
     model = perturbed(dense_directory, 51)
     async with publishing(servers) as ends:
         await ends.publish(51, model)
-        process = servers.engine._servers[0]._process
+        process = servers.engine._launched.servers[0].process
         import os
         import signal
 

@@ -10,11 +10,11 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from miles_core.cli import sync as command
 from miles_core.cli.main import cli
 from miles_core.config.load import load_config
 from miles_core.errors import PublishError
 from miles_core.plugins import PluginManager
+from miles_core.runs import transport_choice
 from miles_core.sync.auto import AutoTransport, Measurement, choose
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny.toml"
@@ -45,15 +45,15 @@ def test_the_config_gets_the_choice(monkeypatch):
     monkeypatch.chdir(TINY.parents[1])
     rows = [{"transport": "broadcast", "seconds": 2.0}, {"transport": "shared_memory", "seconds": 1.0}]
     asked = []
-    monkeypatch.setattr(command, "_measured_apart", lambda names, mb: asked.append((list(names), mb)) or rows)
+    monkeypatch.setattr(transport_choice, "_measured_apart", lambda names, mb: asked.append((list(names), mb)) or rows)
     plugins = PluginManager.discover()
-    loaded, reasons = command.resolved_transport(load_config(TINY, ["transport.use=auto"]), plugins)
+    loaded, reasons = transport_choice.resolved_transport(load_config(TINY, ["transport.use=auto"]), plugins)
     assert loaded.config.transport.use == "shared_memory"
     assert loaded.resolved()["transport"]["use"] == "shared_memory"
     assert "broadcast took 2.000 s" in reasons
     assert {"broadcast", "shared_memory"} <= set(asked[0][0])
     sglang = load_config(TINY, ["transport.use=auto", "engine.use=sglang"])
-    allowed, refused = command.candidates(sglang, plugins)
+    allowed, refused = transport_choice.candidates(sglang, plugins)
     assert "shared_memory" not in allowed
     assert "SGLang cannot map" in refused["shared_memory"]
 
@@ -61,7 +61,7 @@ def test_the_config_gets_the_choice(monkeypatch):
 def test_any_other_config_is_left_alone(monkeypatch):
     monkeypatch.chdir(TINY.parents[1])
     loaded = load_config(TINY, [])
-    assert command.resolved_transport(loaded, PluginManager.discover()) == (loaded, ())
+    assert transport_choice.resolved_transport(loaded, PluginManager.discover()) == (loaded, ())
 
 
 def test_unresolved_it_is_no_transport(tmp_path):

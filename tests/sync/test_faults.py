@@ -67,7 +67,8 @@ class Fleet:
             else SharedMemoryTransport(ComponentConfig())
         )
         self.sender, self.receiver = chosen.sender(directory), chosen.receiver(directory)
-        self.receiver._http._deadline = 3.0
+        http = self.receiver._http if transport == "broadcast" else self.receiver.engines.http
+        http._deadline = 3.0
         for engine in engines:
             engine.updates.timeout = 1.5
         self.truth: dict[int, dict[str, str]] = {}

@@ -173,9 +173,9 @@ async def test_an_engine_that_answers_nonsense_is_an_error(tmp_path: Path, path:
 
 
 def test_buffers_of_dead_trainers_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from miles_core.sync import shared_memory
+    from miles_core.sync import memory_files, shared_memory
 
-    monkeypatch.setattr(shared_memory, "_buffer_directory", lambda: tmp_path)
+    monkeypatch.setattr(memory_files, "memory_root", lambda: tmp_path)
     dead = tmp_path / "miles-weights-999999999-abc"
     dead.mkdir()
     (dead / "version-1").write_bytes(b"x")

@@ -315,8 +315,14 @@ class Engine:
             if sequence.finish_reason is not None:
                 self._scheduler.finish(sequence)
                 self._answer(sequence)
-            elif sequence.request.stream and (len(sequence.logprobs) - 1) % self._stream_interval == 0:
+            elif sequence.request.stream and self._tells(sequence):
                 self._listeners[sequence](sequence, sequence.answer(self.version, self._decoder))
+
+    def _tells(self, sequence: Sequence) -> bool:
+        """Whether the sequence's newest token makes an event."""
+        own = sequence.request.sampling.stream_interval
+        sampled = len(sequence.logprobs)
+        return (sampled - 1) % self._stream_interval == 0 if own is None else sampled % own == 0
 
     def _answer(self, sequence: Sequence) -> None:
         """Deliver a finished sequence."""

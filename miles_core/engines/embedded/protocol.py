@@ -54,6 +54,8 @@ class SamplingParams:
     sampling_seed: int
     skip_special_tokens: bool = True
     no_stop_trim: bool = False
+    stream_interval: int | None = None
+    """Tokens between two events of this stream; None takes the engine's own, which also tells the first token."""
 
     @property
     def truncated(self) -> bool:
@@ -95,6 +97,7 @@ _SAMPLING_FIELDS = (
     "sampling_seed",
     "skip_special_tokens",
     "no_stop_trim",
+    "stream_interval",
 )
 _BODY_FIELDS = (
     "input_ids",
@@ -228,6 +231,7 @@ def _parse_sampling(value: object, prompt_tokens: int, limits: Limits) -> Sampli
         sampling_seed=secrets.randbits(63) if seed is None else _integer(params, "sampling_seed", 0),
         skip_special_tokens=_boolean(params, "skip_special_tokens", True),
         no_stop_trim=_boolean(params, "no_stop_trim"),
+        stream_interval=_integer(params, "stream_interval", 0, low=1) or None,
     )
 
 

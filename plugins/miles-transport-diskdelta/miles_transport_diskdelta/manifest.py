@@ -23,6 +23,7 @@ import xxhash
 
 from miles_core.contracts.transports import TensorInfo
 from miles_core.errors import PublishError
+from miles_core.sync.staging import aligned_offsets
 
 __all__ = [
     "DELTA",
@@ -32,7 +33,6 @@ __all__ = [
     "Entry",
     "Part",
     "Reference",
-    "aligned",
     "digest_of",
     "layout",
     "width_of",
@@ -40,7 +40,6 @@ __all__ = [
 
 MANIFEST, DELTA, FULL = "manifest.json", "delta.bin", "full.bin"
 _FORMAT = 1
-_ALIGNMENT = 64
 
 
 class ChainError(PublishError):
@@ -146,18 +145,10 @@ def digest_of(tensors: Sequence[TensorInfo]) -> str:
     return xxhash.xxh3_128_hexdigest(orjson.dumps([[t.name, t.dtype, t.shape, t.checksum] for t in tensors]))
 
 
-def aligned(position: int) -> int:
-    """The next place in a full file where a tensor may begin."""
-    return position + -position % _ALIGNMENT
-
-
 def layout(tensors: Sequence[TensorInfo]) -> tuple[dict[str, int], int]:
     """Offset of each tensor in a full file, and the size of the file (at least 1, so that it can be mapped)."""
-    offsets, position = {}, 0
-    for tensor in tensors:
-        offsets[tensor.name] = position = aligned(position)
-        position += tensor.nbytes
-    return offsets, max(position, 1)
+    offsets, end = aligned_offsets(tensor.nbytes for tensor in tensors)
+    return dict(zip((tensor.name for tensor in tensors), offsets, strict=True)), max(end, 1)
 
 
 def width_of(tensor: TensorInfo) -> int:

@@ -1,13 +1,14 @@
 """The `disk_delta` transport: a chain of changed bytes in a directory that trainer and controller share.
 
 Sender: writes the next entry of the chain. Receiver: keeps replicas, full files of weights beside one another, brings
-one that no engine has mapped to the version, and lets engines stage it with the embedded engine's two-phase protocol;
-the switch while paused is a change of pointers. A replica that an engine may serve from is never written to.
+one that no engine has mapped to the version, and lets engines stage it; the switch is a change of pointers. A replica
+that an engine may serve from is never written to.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import time
@@ -20,9 +21,9 @@ from pydantic import Field
 
 from miles_core.contracts.component import ComponentConfig, Conflict
 from miles_core.contracts.transports import Published, WeightReceiver, WeightSender, WeightTransport
-from miles_core.errors import EngineError, PublishError
-from miles_core.http import JsonHttp
+from miles_core.errors import PublishError
 from miles_core.sync.plan import host_bytes
+from miles_core.sync.staging import StagingEngines
 from miles_transport_diskdelta.chain import Chain, DirectoryLock
 from miles_transport_diskdelta.manifest import Entry, Reference, layout
 from miles_transport_diskdelta.replica import Replica
@@ -30,6 +31,7 @@ from miles_transport_diskdelta.writer import ChainWriter, RawTensor
 
 if TYPE_CHECKING:
     from miles_core.contracts.backends import WeightStream
+    from miles_core.contracts.engines import PauseMode
 
 __all__ = ["DiskDeltaConfig", "DiskDeltaTransport"]
 
@@ -107,13 +109,15 @@ class DiskDeltaReceiver(WeightReceiver):
     """Follows the chain, and shows engines whole files. Two files in turn, as long as every engine switches; another
     for each version that an engine which was lost may still have mapped."""
 
+    atomic = True
+
     def __init__(self, config: DiskDeltaConfig, run_directory: Path) -> None:
         self._config = config
         self._chain = Chain(run_directory / config.directory)
         self._directory = run_directory / config.replicas
         self._name = f"controller-{socket.gethostname()}-{os.getpid()}"
         self._lock: DirectoryLock | None = None
-        self._http = JsonHttp(deadline=300.0)
+        self._engines = StagingEngines()
         self._turn = asyncio.Lock()
         self._replicas: list[Replica] = []
         self._serving: dict[str, set[Path]] = {}
@@ -127,29 +131,33 @@ class DiskDeltaReceiver(WeightReceiver):
         except OSError as error:
             raise PublishError(f"bringing a replica to version {published.version}: {error}") from error
         self._staged.setdefault(url, set()).add(path)
-        try:
-            answer = await self._http.call("POST", f"{url}/stage_weights", _description(entry, path))
-        except EngineError as error:
-            raise PublishError(f"staging version {published.version}: {error}") from error
+        offsets = layout(entry.tensors)[0].values()
+        checksums = await self._engines.stage(url, path.absolute(), entry.tensors, [*offsets], entry.version)
         self._staged[url] = {path}
-        checksums: Mapping[str, str] = answer["checksums"]
         return checksums
 
     async def commit(self, url: str, published: Published) -> None:
+        with self._taking(url):
+            await self._engines.commit(url, published.version)
+
+    async def switch(self, url: str, published: Published, mode: PauseMode) -> Mapping[str, str]:
+        with self._taking(url):
+            return await self._engines.switch(url, published.version, mode)
+
+    @contextlib.contextmanager
+    def _taking(self, url: str) -> Iterator[None]:
+        """The engine goes over to what it staged. When that fails it may have mapped either."""
         staged = self._staged.get(url, set())
         self._serving[url] = self._serving.get(url, set()) | staged
-        try:
-            await self._http.call("POST", f"{url}/commit_weights", {"weight_version": published.version})
-        except EngineError as error:
-            raise PublishError(f"committing version {published.version}: {error}") from error
+        yield
         self._serving[url], self._staged[url] = staged, set()
 
     async def discard(self, url: str, published: Published) -> None:
-        await self._http.call("POST", f"{url}/discard_weights", {"weight_version": published.version}, deadline=10.0)
+        await self._engines.discard(url, published.version)
         self._staged[url] = set()
 
     async def close(self) -> None:
-        await self._http.close()
+        await self._engines.close()
         for replica in self._replicas:
             replica.remove()
         self._replicas.clear()
@@ -192,23 +200,6 @@ class DiskDeltaReceiver(WeightReceiver):
         replica = Replica(self._directory / f"{_PREFIX}{self._made}", threads=self._config.threads)
         self._replicas.append(replica)
         return replica
-
-
-def _description(entry: Entry, path: Path) -> dict[str, object]:
-    """What the engine's `/stage_weights` takes."""
-    offsets, _ = layout(entry.tensors)
-    tensors = [
-        {
-            "name": tensor.name,
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "offset": offsets[tensor.name],
-            "nbytes": tensor.nbytes,
-            "checksum": tensor.checksum,
-        }
-        for tensor in entry.tensors
-    ]
-    return {"path": str(path.absolute()), "tensors": tensors, "weight_version": entry.version}
 
 
 class DiskDeltaTransport(WeightTransport[DiskDeltaConfig]):

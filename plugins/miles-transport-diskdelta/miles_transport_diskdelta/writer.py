@@ -13,10 +13,11 @@ import xxhash
 from numpy.typing import NDArray
 
 from miles_core.contracts.transports import TensorInfo
+from miles_core.sync.staging import aligned
 from miles_transport_diskdelta.chain import Chain, DirectoryLock
 from miles_transport_diskdelta.codec import Encoding, TooDense, encode
 from miles_transport_diskdelta.durable import Output, checksum_of, write_file
-from miles_transport_diskdelta.manifest import DELTA, FULL, MANIFEST, ChainError, Entry, Part, aligned, layout, width_of
+from miles_transport_diskdelta.manifest import DELTA, FULL, MANIFEST, ChainError, Entry, Part, layout, width_of
 from miles_transport_diskdelta.replica import Replica, in_threads
 
 __all__ = ["ChainWriter", "RawTensor"]

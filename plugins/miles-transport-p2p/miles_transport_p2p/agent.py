@@ -16,17 +16,16 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from miles_core.errors import PublishError
 from miles_core.lifeline import Lifeline
 from miles_core.sync.checksums import checksum
+from miles_core.sync.memory_files import memory_directory
 from miles_transport_p2p.control import ControlServer
 from miles_transport_p2p.libraries import Library, open_library
 from miles_transport_p2p.region import Region
@@ -36,24 +35,13 @@ __all__ = ["Agent"]
 _PREFIX = "miles-p2p-"
 
 
-def _directory() -> Path:
-    """A new directory, memory-backed where there is such. Those of agents that were killed are removed."""
-    shm = Path("/dev/shm")
-    parent = shm if os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
-    for left in parent.glob(f"{_PREFIX}*"):
-        pid = left.name.removeprefix(_PREFIX).partition("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(left, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
-
-
 class Agent:
     """Slots of memory. `prepare` lends one, `verify` looks at what arrived, `drop` gives one up, `serve` says that the
     engine has mapped it."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
-        self._directory = _directory()
+        self._directory = memory_directory(_PREFIX)
         self._slots: dict[str, Region] = {}
         self._owner: dict[str, str] = {}
         self._serving = ""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from miles_core.contracts.transports import Published, TensorInfo, WeightSender
 from miles_core.errors import PublishError
 from miles_core.sync.plan import describe, host_bytes
+from miles_core.sync.staging import aligned, aligned_offsets
 from miles_transport_p2p.control import ControlServer
 from miles_transport_p2p.libraries import Library, Span, open_library, rdma_adapters
 from miles_transport_p2p.region import Region
@@ -19,20 +20,9 @@ from miles_transport_p2p.region import Region
 if TYPE_CHECKING:
     from miles_core.contracts.backends import WeightStream
 
-__all__ = ["ALIGNMENT", "P2PSender", "offsets"]
+__all__ = ["P2PSender"]
 
-ALIGNMENT = 64
 _VERSIONS = 2
-
-
-def offsets(tensors: Sequence[TensorInfo]) -> tuple[list[int], int]:
-    """Where each tensor starts in a version, and the bytes of all."""
-    found, position = [], 0
-    for tensor in tensors:
-        position += -position % ALIGNMENT
-        found.append(position)
-        position += tensor.nbytes
-    return found, position
 
 
 class _Lease:
@@ -86,7 +76,7 @@ class P2PSender(WeightSender):
             leases = list(self._leases.values())
         if self._region is None:  # the first version says how large one is
             held = list(weights)
-            _, nbytes = offsets([describe(name, tensor) for name, tensor in held])
+            _, nbytes = aligned_offsets(tensor.numel() * tensor.element_size() for _, tensor in held)
             half = max(nbytes + -nbytes % 4096, 4096)
             self._region = Region(half * _VERSIONS)
             self._library.register(self._region.address, self._region.nbytes)
@@ -98,9 +88,8 @@ class P2PSender(WeightSender):
         position = sent = 0
         try:
             for name, tensor in held or weights:
-                padding = -position % ALIGNMENT
                 data = host_bytes(tensor)
-                position += padding
+                position = aligned(position)
                 if position + len(data) > half:
                     raise PublishError(f"version {version} is larger than the one before: {name} has no room")
                 self._region.view[start + position : start + position + len(data)] = data

@@ -24,9 +24,10 @@ from miles_core.contracts.transports import Published, WeightReceiver, WeightTra
 from miles_core.errors import EngineError, EngineUnavailable, PublishError
 from miles_core.http import JsonHttp
 from miles_core.sync.checksums import differences
+from miles_core.sync.staging import StagingEngines, aligned_offsets
 from miles_transport_p2p.libraries import installed
 from miles_transport_p2p.plan import assign
-from miles_transport_p2p.sender import P2PSender, offsets
+from miles_transport_p2p.sender import P2PSender
 
 if TYPE_CHECKING:
     from miles_core.contracts.engines import PauseMode
@@ -78,10 +79,11 @@ class P2PReceiver(WeightReceiver):
     def __init__(self, config: P2PConfig) -> None:
         self._config = config
         self._http = JsonHttp(deadline=config.timeout + 60.0)
+        self._engines = StagingEngines()
         self._targets: dict[str, _Target] = {}
         self._starting = asyncio.Lock()
         self.protocols: dict[str, str] = {}
-        """By engine URL: the library and the protocol in use, as its agent reads them back."""
+        """By engine URL: the library and the protocol in use, as its agent reports them."""
 
     async def stage(self, url: str, published: Published) -> Mapping[str, str]:
         last: Exception | None = None
@@ -95,7 +97,7 @@ class P2PReceiver(WeightReceiver):
         raise PublishError(f"version {published.version}, sent {_ATTEMPTS} times: {last}") from last
 
     async def _stage(self, url: str, target: _Target, published: Published) -> Mapping[str, str]:
-        starts, nbytes = offsets(published.tensors)
+        starts, nbytes = aligned_offsets(t.nbytes for t in published.tensors)
         slot = target.slot or await self._lend(url, target, published, nbytes)
         if slot["protocol"] != "rdma" and self._config.require_rdma:
             raise PublishError(f"transport.require_rdma: the agent of {url} goes over {slot['protocol']}")
@@ -107,17 +109,7 @@ class P2PReceiver(WeightReceiver):
         found = dict(zip((t.name for t in published.tensors), answer["checksums"], strict=True))
         if wrong := differences({t.name: t.checksum for t in published.tensors}, found):
             raise PublishError(f"what arrived is not what was sent: {'; '.join(wrong[:5])}")
-        entries = [
-            {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "offset": o, "nbytes": t.nbytes}
-            | {"checksum": t.checksum}
-            for o, t in zip(starts, published.tensors, strict=True)
-        ]
-        manifest = {"path": slot["path"], "tensors": entries, "weight_version": published.version}
-        try:
-            staged = await self._http.call("POST", f"{url}/stage_weights", manifest)
-        except EngineError as error:
-            raise PublishError(f"staging version {published.version}: {error}") from error
-        return _checksums(url, staged)
+        return await self._engines.stage(url, slot["path"], published.tensors, starts, published.version)
 
     async def _lend(self, url: str, target: _Target, published: Published, nbytes: int) -> dict[str, Any]:
         body = {"nbytes": nbytes, "owner": published.address["publisher"]}
@@ -162,28 +154,27 @@ class P2PReceiver(WeightReceiver):
 
     async def commit(self, url: str, published: Published) -> None:
         try:
-            await self._http.call("POST", f"{url}/commit_weights", {"weight_version": published.version})
-        except EngineError as error:
+            await self._engines.commit(url, published.version)
+        except PublishError:
             await self._abandon(url)
-            raise PublishError(f"committing version {published.version}: {error}") from error
+            raise
         await self._serves(url, published)
 
     async def switch(self, url: str, published: Published, mode: PauseMode) -> Mapping[str, str]:
-        body = {"weight_version": published.version, "mode": mode}
         try:
-            answer = await self._http.call("POST", f"{url}/switch_weights", body)
-        except EngineError as error:
+            held = await self._engines.switch(url, published.version, mode)
+        except PublishError:
             await self._abandon(url)
-            raise PublishError(f"switching to version {published.version}: {error}") from error
+            raise
         await self._serves(url, published)
-        return _checksums(url, answer)
+        return held
 
     async def _serves(self, url: str, published: Published) -> None:
         """The engine maps the new slot: the other may be written, ahead of the next version."""
         target = self._targets[url]
         assert target.slot is not None, "committed without being staged"
         slot, target.slot = target.slot, None
-        _, nbytes = offsets(published.tensors)
+        _, nbytes = aligned_offsets(t.nbytes for t in published.tensors)
         try:
             await self._agent(target, "/serve", {"slot": slot["slot"]}, "handing over")
             ahead = await self._lend(url, target, published, nbytes)
@@ -194,7 +185,7 @@ class P2PReceiver(WeightReceiver):
 
     async def discard(self, url: str, published: Published) -> None:
         await self._drop(url)
-        await self._http.call("POST", f"{url}/discard_weights", {"weight_version": published.version}, deadline=10.0)
+        await self._engines.discard(url, published.version)
 
     async def _drop(self, url: str) -> None:
         """Give up the slot that was lent. An agent that does not answer any more is given up itself."""
@@ -229,6 +220,7 @@ class P2PReceiver(WeightReceiver):
     async def close(self) -> None:
         for url in list(self._targets):
             await self._abandon(url)
+        await self._engines.close()
         await self._http.close()
 
 
@@ -243,13 +235,6 @@ async def _end(target: _Target) -> None:
         except TimeoutError:
             process.kill()
     await process.wait()
-
-
-def _checksums(url: str, answer: object) -> Mapping[str, str]:
-    found = answer.get("checksums") if isinstance(answer, dict) else None
-    if not isinstance(found, dict):
-        raise PublishError(f"{url} answered {str(answer)[:200]}, expected checksums by name")
-    return found
 
 
 class P2PTransport(WeightTransport[P2PConfig]):
