@@ -1,34 +1,37 @@
-"""The session server under load, beside a bare reverse proxy that is given the same request bytes.
+"""The session server under load, beside a bare reverse proxy and rllm-model-gateway (PyPI) with the same request bytes.
 
-    python benchmarks/session_server.py [--sessions 16] [--turns 64]
+    python benchmarks/session_server.py [--sessions 16] [--turns 64] [--rounds 5]
 
-Engine: a stub in a process of its own, which answers at once with 32 tokens. Every request carries its whole history.
-Printed: turns per second of both, the server's CPU a turn early and late in a session, the longest stall of its event
-loop, and the memory of many open sessions.
+The engine answers at once with 32 tokens; every request carries its whole history. Each server has one core, clients
+and engine the other one, rounds alternate. Printed: turns per second of each, the session server's CPU of early and late
+turns beyond what it takes to read their bytes as JSON, the longest stall of its event loop, the memory of open sessions.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
-import multiprocessing
+import os
 import resource
+import socket
+import statistics
+import subprocess
+import sys
 import tempfile
 import time
+import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import numpy as np
 import orjson
-from aiohttp import web
+from _load import Reply, cpu_seconds, drive, send, serve_engine, start
 
 from miles_core.contracts.component import ComponentConfig
 from miles_core.contracts.engines import Sampling
 from miles_core.data.tokenizer import FileTokenizer, load_tokenizer
 from miles_core.engines.pool import EnginePool
-from miles_core.testing.stub_engine import StubEngine
 from miles_core.testing.tokenizers import write_tokenizer
 from miles_core.tito.families.chatml import ChatMLConfig, ChatMLFamily
 from miles_core.tito.matchers import ToolArgumentsMatcher
@@ -38,6 +41,7 @@ from miles_core.tito.sessions import Codec, SessionSettings, SessionStore
 from miles_core.tito.tree import Added, Part
 
 REPLY_TOKENS = 32
+CONTENT = "x" * (REPLY_TOKENS - 1)
 
 
 def tokenizer() -> FileTokenizer:
@@ -50,118 +54,120 @@ def codec() -> Codec:
     )
 
 
-async def serve_stub(port: Any) -> None:
+def reply() -> Reply:
     found = tokenizer()
-    ids = [*found.encode("x" * (REPLY_TOKENS - 1)), found.special("<|im_end|>")]
-    engine = StubEngine(lambda *_: ids)
-    engine.requests = _Nothing()  # type: ignore[assignment]
-    runner = web.AppRunner(engine.application(), access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    port.put(runner.addresses[0][1])
-    await asyncio.Event().wait()
+    ids = [*found.encode(CONTENT), found.special("<|im_end|>")]
+    meta = {
+        "id": "RID",
+        "finish_reason": {"type": "stop", "matched": ids[-1]},
+        "prompt_tokens": 12345,
+        "completion_tokens": len(ids),
+        "cached_tokens": 0,
+        "weight_version": "0",
+        "output_token_logprobs": [[-1.25 - i / 8, token, None] for i, token in enumerate(ids)],
+    }
+    message = {"role": "assistant", "content": CONTENT}
+    choice = {"index": 0, "message": message, "finish_reason": "stop", "token_ids": ids, "logprobs": {"content": []}}
+    chat = {"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+    return Reply(
+        generation=orjson.dumps({"text": "", "output_ids": ids, "meta_info": meta}),
+        chat=orjson.dumps({**chat, "prompt_token_ids": [1, 2, 3], "usage": {"prompt_tokens": 3}}),
+    )
 
 
-class _Nothing(list[Any]):
-    """A stub that serves a hundred thousand requests must not keep them."""
+def serve_proxy(port: Any, engine: str, core: int) -> None:
+    """Hands the request's bytes to the engine, and the answer back."""
+    import aiohttp
+    from aiohttp import web
 
-    def __iadd__(self, other: Any) -> _Nothing:  # type: ignore[misc,override]
-        return self
+    from miles_core.eventloop import run
 
+    os.sched_setaffinity(0, {core})
 
-async def serve_proxy(port: Any, engine: str) -> None:
-    """Reads the request, asks the engine for a fixed prompt, answers with a fixed body."""
-    client = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-    ask = orjson.dumps({"rid": "x", "input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 64}})
-    answer = orjson.dumps({"choices": [{"message": {"role": "assistant", "content": "x" * (REPLY_TOKENS - 1)}}]})
+    async def serve() -> None:
+        client = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
 
-    async def handle(request: web.Request) -> web.Response:
-        await request.read()
-        async with client.post(f"{engine}/generate", data=ask) as response:
-            await response.read()
-        return web.Response(body=answer, content_type="application/json")
+        async def handle(request: web.Request) -> web.Response:
+            data = await request.read()
+            async with client.post(f"{engine}/v1/chat/completions", data=data) as response:
+                return web.Response(body=await response.read(), content_type="application/json")
 
-    application = web.Application(client_max_size=1 << 30)
-    application.router.add_post("/{path:.*}", handle)
-    runner = web.AppRunner(application, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    port.put(runner.addresses[0][1])
-    await asyncio.Event().wait()
+        application = web.Application(client_max_size=1 << 30)
+        application.router.add_post("/{path:.*}", handle)
+        runner = web.AppRunner(application, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port.put(runner.addresses[0][1])
+        await asyncio.Event().wait()
 
-
-@dataclasses.dataclass
-class Gauges:
-    """What the server's process says of itself, by `/sessions/gauges` of this benchmark alone."""
-
-    stall: float = 0.0
+    run(serve())
 
 
-async def serve_sessions(port: Any, engine: str) -> None:
-    pool, gauges = EnginePool([engine]), Gauges()
+def serve_sessions(port: Any, engine: str, core: int) -> None:
+    """The session server. `/read` reads a body as JSON and no more, `/stall` tells the loop's longest stall."""
+    from miles_core.eventloop import run
 
-    def opened(_: Any) -> SessionSettings:
-        return SessionSettings(engine=pool, sampling=Sampling(max_new_tokens=64))
+    os.sched_setaffinity(0, {core})
 
-    app = SessionApp(SessionStore(codec()), settings=opened)
+    async def serve() -> None:
+        longest = 0.0
+        pool = EnginePool([engine])
 
-    async def measured(scope: Any, receive: Any, send: Any) -> None:
-        if scope["path"] != "/gauges":
-            await app(scope, receive, send)
-            return
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        body = orjson.dumps([usage.ru_utime + usage.ru_stime, gauges.stall])
-        gauges.stall = 0.0
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": body})
+        def opened(_: Any) -> SessionSettings:
+            return SessionSettings(engine=pool, sampling=Sampling(max_new_tokens=64))
 
-    server = SessionServer(app)
-    server.app = measured  # type: ignore[assignment]
-    url = await server.start()
-    port.put(int(url.rpartition(":")[2]))
-    while True:
-        before = time.perf_counter()
-        await asyncio.sleep(0.005)
-        gauges.stall = max(gauges.stall, time.perf_counter() - before - 0.005)
+        app = SessionApp(SessionStore(codec()), settings=opened)
+
+        async def measured(scope: Any, receive: Any, send: Any) -> None:
+            nonlocal longest
+            body = b"{}"
+            if scope["path"] == "/read":
+                pieces, more = [], True
+                while more:
+                    event = await receive()
+                    pieces.append(event["body"])
+                    more = event["more_body"]
+                orjson.loads(b"".join(pieces))
+            elif scope["path"] == "/stall":
+                body, longest = orjson.dumps(longest), 0.0
+            else:
+                await app(scope, receive, send)
+                return
+            headers = [(b"content-length", str(len(body)).encode())]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
+
+        server = SessionServer(app)
+        server.app = measured  # type: ignore[assignment]
+        port.put(int((await server.start()).rpartition(":")[2]))
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(0.002)
+            longest = max(longest, time.perf_counter() - before - 0.002)
+
+    run(serve())
 
 
-def run(target: Any, *arguments: Any) -> None:
-    asyncio.run(target(*arguments))
-
-
-def start(target: Any, *arguments: Any) -> tuple[Any, str]:
-    context = multiprocessing.get_context("spawn")
-    port = context.Queue()
-    process = context.Process(target=run, args=(target, port, *arguments), daemon=True)
-    process.start()
-    return process, f"http://127.0.0.1:{port.get(timeout=60)}"
-
-
-async def drive(url: str, bodies: list[bytes], sessions: int, *, opens: bool) -> tuple[float, list[float]]:
-    """Turns per second, and the server's CPU seconds at the end of each turn (all sessions take it together)."""
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-        places: list[tuple[str, dict[str, str]]] = [(f"{url}/x", {})] * sessions
-        if opens:
-            places = []
-            for _ in range(sessions):
-                async with http.post(f"{url}/sessions", json={}) as response:
-                    opened = await response.json()
-                base = f"{opened['base_url']}/v1/chat/completions"
-                places.append((base, {"Authorization": f"Bearer {opened['token']}"}))
-        cpu: list[float] = []
-
-        async def turn(place: tuple[str, dict[str, str]], body: bytes) -> None:
-            async with http.post(place[0], data=body, headers=place[1]) as response:
-                answer = await response.read()
-                assert response.status == 200, answer
-
-        begin = time.perf_counter()
-        for body in bodies:
-            await asyncio.gather(*(turn(place, body) for place in places))
-            if opens:
-                async with http.get(f"{url}/gauges") as response:
-                    cpu.append((await response.json(content_type=None))[0])
-        return sessions * len(bodies) / (time.perf_counter() - begin), cpu
+def start_gateway(engine: str, core: int) -> tuple[Any, str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "rllm_model_gateway", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--worker", engine, "--store", "memory", "--log-level", "error"]
+    process = subprocess.Popen(
+        command,
+        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    for _ in range(300):
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1)
+            return process, f"http://127.0.0.1:{port}"
+        except OSError:
+            time.sleep(0.2)
+    process.terminate()
+    raise SystemExit("rllm-model-gateway did not start")
 
 
 def histories(turns: int) -> list[bytes]:
@@ -170,8 +176,65 @@ def histories(turns: int) -> list[bytes]:
     for number in range(turns):
         messages.append({"role": "user", "content": f"question {number} " + "word " * 8})
         bodies.append(orjson.dumps({"model": "m", "messages": messages}))
-        messages.append({"role": "assistant", "content": "x" * (REPLY_TOKENS - 1)})
+        messages.append({"role": "assistant", "content": CONTENT})
     return bodies
+
+
+def request(path: str, body: bytes, token: str = "x") -> bytes:
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: server\r\ncontent-type: application/json\r\n"
+        f"authorization: Bearer {token}\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def post(url: str, body: bytes = b"{}") -> Any:
+    asked = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=30) as response:
+        return orjson.loads(response.read())
+
+
+def load(name: str, url: str, sessions: int, bodies: Sequence[bytes]) -> list[list[bytes]]:
+    """The requests of each session."""
+    if name == "bare aiohttp proxy":
+        return [[request("/v1/chat/completions", body) for body in bodies] for _ in range(sessions)]
+    if name == "rllm-model-gateway":
+        ids = [post(f"{url}/sessions")["session_id"] for _ in range(sessions)]
+        return [[request(f"/sessions/{i}/v1/chat/completions", body) for body in bodies] for i in ids]
+    opened = [post(f"{url}/sessions") for _ in range(sessions)]
+    return [[request(f"/sessions/{o['id']}/v1/chat/completions", body, o["token"]) for body in bodies] for o in opened]
+
+
+def rate(name: str, url: str, sessions: int, bodies: Sequence[bytes]) -> float:
+    """Turns per second; ends the benchmark when one of them failed."""
+    seconds, statuses = drive(url, load(name, url, sessions, bodies))
+    if statuses != {200: sessions * len(bodies)}:
+        raise SystemExit(f"{name} answered {statuses}")
+    return sessions * len(bodies) / seconds
+
+
+def turn_costs(pid: int, url: str, bodies: Sequence[bytes]) -> list[tuple[float, float]]:
+    """CPU seconds of turns 2 to 10 and of turns 119 to 128, and of reading the same bytes as JSON, a turn."""
+    sessions = 64
+    requests = load("sessions", url, sessions, bodies)
+    found = []
+
+    async def spend(connections: Sequence[Sequence[bytes]]) -> float:
+        before = cpu_seconds(pid)
+        await send(url, connections)
+        return (cpu_seconds(pid) - before) / sum(map(len, connections))
+
+    async def measure() -> None:
+        done = 0
+        for first, last in ((1, 10), (118, 128)):
+            await spend([each[done:first] for each in requests])
+            done = last
+            whole = await spend([each[first:last] for each in requests])
+            reading = await spend([[request("/read", body) for body in bodies[first:last]]] * sessions)
+            found.append((whole, reading))
+
+    asyncio.run(measure())
+    return found
 
 
 def memory(sessions: int, turns: int, tokens: int) -> float:
@@ -212,40 +275,55 @@ def memory(sessions: int, turns: int, tokens: int) -> float:
 
 
 def main() -> None:
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, default=16)
     parser.add_argument("--turns", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--memory-sessions", type=int, default=500)
     options = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0))
+    theirs, own = cores[0], cores[-1]
+    os.sched_setaffinity(0, {own})
     bodies = histories(max(options.turns, 128))
-    stub, engine = start(serve_stub)
-    proxy, proxy_url = start(serve_proxy, engine)
-    server, server_url = start(serve_sessions, engine)
+    running = [start(serve_engine, reply(), own)]
+    engine = running[0][1]
+    systems: dict[str, tuple[Any, str]] = {}
     try:
-        bare, _ = asyncio.run(drive(proxy_url, bodies[: options.turns], options.sessions, opens=False))
-        asyncio.run(drive(server_url, bodies[:8], 4, opens=True))  # warm
-        rate, _ = asyncio.run(drive(server_url, bodies[: options.turns], options.sessions, opens=True))
-        _, cpu = asyncio.run(drive(server_url, bodies[:128], 32, opens=True))
-        early, late = np.diff(cpu[:10]).mean() / 32, np.diff(cpu[-10:]).mean() / 32
-        size = memory(options.memory_sessions, 64, 300)
-
-        async def stall() -> float:
-            async with aiohttp.ClientSession() as http, http.get(f"{server_url}/gauges") as response:
-                return float((await response.json(content_type=None))[1])
-
-        print(f"{options.sessions} sessions, {options.turns} turns, {REPLY_TOKENS} tokens a reply, whole histories")
-        print(f"bare proxy            {bare:8.0f} turns/s")
-        print(f"session server        {rate:8.0f} turns/s   {rate / bare:.2f} of the proxy")
-        print(f"server CPU a turn     {1e3 * early:8.2f} ms at turns 2 to 10, {1e3 * late:.2f} ms at turns 119 to 128")
-        print(f"longest loop stall    {1e3 * asyncio.run(stall()):8.1f} ms")
-        print(
-            f"memory                {size / 1024:8.0f} KiB a session of 64 turns of 300 tokens: "
-            f"{1e4 * size / 2**30:.2f} GiB for 10,000"
-        )
+        systems["session server"] = start(serve_sessions, engine, theirs)
+        systems["bare aiohttp proxy"] = start(serve_proxy, engine, theirs)
+        systems["rllm-model-gateway"] = start_gateway(engine, theirs)
+        rates: dict[str, list[float]] = {name: [] for name in systems}
+        for _ in range(options.rounds + 1):  # the first warms up
+            for name, (_, url) in systems.items():
+                rates[name].append(rate(name, url, options.sessions, bodies[: options.turns]))
+        process, url = systems["session server"]
+        early, late = turn_costs(process.pid, url, bodies)
+        post(f"{url}/stall")
+        stalls = []
+        for _ in range(options.rounds):
+            rate("session server", url, options.sessions, bodies[: options.turns])
+            stalls.append(float(post(f"{url}/stall")))
     finally:
-        for process in (server, proxy, stub):
+        for process, _ in [*systems.values(), *running]:
             process.terminate()
-            process.join()
+            process.wait() if isinstance(process, subprocess.Popen) else process.join()
+    proxy = statistics.median(rates["bare aiohttp proxy"][1:])
+    print(
+        f"{options.sessions} sessions, {options.turns} turns, {REPLY_TOKENS} tokens a reply; median of {options.rounds}"
+    )
+    print("| system | turns/s | of the proxy |\n|---|---|---|")
+    for name, values in rates.items():
+        print(f"| {name} | {statistics.median(values[1:]):.0f} | {statistics.median(values[1:]) / proxy:.2f} |")
+    print("\n| turns | server CPU, ms | reading its bytes, ms | beyond that, ms |\n|---|---|---|---|")
+    for what, (whole, reading) in (("2 to 10", early), ("119 to 128", late)):
+        print(f"| {what} | {1e3 * whole:.2f} | {1e3 * reading:.2f} | {1e3 * (whole - reading):.2f} |")
+    print(f"\nlate over early: {(late[0] - late[1]) / (early[0] - early[1]):.2f}")
+    print(
+        f"longest stall of the event loop: {1e3 * statistics.median(stalls):.1f} ms, worst {1e3 * max(stalls):.1f} ms"
+    )
+    size = memory(options.memory_sessions, 64, 300)
+    print(f"{size / 1024:.0f} KiB a session of 64 turns of 300 tokens: {1e4 * size / 2**30:.2f} GiB for 10,000")
 
 
 if __name__ == "__main__":

@@ -36,13 +36,15 @@ class _Ask:
     started: float
     answer: asyncio.Future[dict[str, Any]]
     on_tokens: OnTokens | None
+    routing_key: str
 
 
 class EngineConnection:
     """One engine by URL.
 
     Generations that are asked for in the same turn of the event loop travel in one HTTP request: the sixty-four
-    episodes of a step cost one exchange, and each of them still gets its answer the moment that it is finished.
+    episodes of a step cost one exchange, and each of them still gets its answer the moment that it is finished. Through
+    a router (`miles_core.routing`) each travels by itself, with its session's routing key.
     """
 
     def __init__(
@@ -53,7 +55,9 @@ class EngineConnection:
         routed_experts: bool = False,
         experts_per_token: int = 0,
         vocabulary: int | None = None,
+        router: bool = False,
     ) -> None:
+        self._router = router
         self.url = url.rstrip("/")
         self._vocabulary = vocabulary
         self._experts_per_token = experts_per_token
@@ -71,6 +75,7 @@ class EngineConnection:
         input_ids: Sequence[int],
         sampling: Sampling,
         *,
+        routing_key: str = "",
         priority: int = 0,
         on_tokens: OnTokens | None = None,
     ) -> Generation:
@@ -87,6 +92,7 @@ class EngineConnection:
             started=time.time(),
             answer=loop.create_future(),
             on_tokens=on_tokens,
+            routing_key=routing_key,
         )
         if not self._asked:
             loop.call_soon(self._send)
@@ -129,8 +135,9 @@ class EngineConnection:
     def _send(self) -> None:
         asked = [ask for ask in self._asked if not ask.answer.done()]
         self._asked = []
-        if asked:
-            self._in_background(self._exchange(asked))
+        for together in [[ask] for ask in asked] if self._router else [asked]:
+            if together:
+                self._in_background(self._exchange(together))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -156,6 +163,10 @@ class EngineConnection:
         session = await self._http.session()
         body = orjson.dumps(self._body(asked))
         headers = {"Content-Type": "application/json"}
+        if self._router:
+            headers["Idempotency-Key"] = asked[0].request_id
+            if asked[0].routing_key:
+                headers["X-SMG-Routing-Key"] = asked[0].routing_key
         open_asks = {ask.request_id: ask for ask in asked}
         async with session.post(f"{self.url}/generate", data=body, headers=headers) as response:
             if response.status >= 400:

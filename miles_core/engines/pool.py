@@ -19,6 +19,7 @@ from miles_core.engines.client import EngineConnection
 from miles_core.engines.wire import UnpublishedWeights
 from miles_core.errors import EngineError, EngineUnavailable
 from miles_core.http import JsonHttp, Retryable
+from miles_core.routing.table import RoutingTable
 
 __all__ = ["EngineAccount", "EnginePool"]
 
@@ -46,12 +47,14 @@ class EnginePool:
         wait_for_weights: bool = False,
         vocabulary: int | None = None,
         control_deadline: float = 10.0,
+        router: bool = False,
         on_generation: Callable[[Sequence[int], Generation], None] | None = None,
     ) -> None:
         """`on_generation(input_ids, generation)` sees every finished generation as it came off the wire.
 
         With `wait_for_weights` no engine is routed to before a publish has admitted it. Ids from `vocabulary` on are
         refused here: they end an SGLang server. `control_deadline` seconds decide whether an engine is there at all.
+        With `router` the URL is a router's, which chooses the engine.
         """
         self.http = JsonHttp(deadline=deadline)
         self._deadline = deadline
@@ -63,16 +66,15 @@ class EnginePool:
                 routed_experts=routed_experts,
                 experts_per_token=experts_per_token,
                 vocabulary=vocabulary,
+                router=router,
             )
             for url in urls
         ]
-        self._drained: dict[str, str] = (
-            {c.url: "it holds no published version yet" for c in self.connections} if wait_for_weights else {}
-        )
+        self.table = RoutingTable()
+        for connection in self.connections:
+            self.table.add(connection.url, drained="it holds no published version yet" if wait_for_weights else "")
         self.publishing = asyncio.Lock()
         """Held by a publish."""
-        self._running = dict.fromkeys((c.url for c in self.connections), 0)
-        self._pinned: dict[str, EngineConnection] = {}
         self._on_generation = on_generation
         self.interruptions = 0
         """How often everything in flight was aborted on purpose, twice: odd while that is going on."""
@@ -93,11 +95,11 @@ class EnginePool:
     @property
     def drained(self) -> Mapping[str, str]:
         """Engines that nothing is routed to, and why."""
-        return dict(self._drained)
+        return self.table.drained
 
     @property
     def running(self) -> int:
-        return sum(self._running.values())
+        return sum(sum(engine.requests) for engine in self.table.engines())
 
     async def generate(
         self,
@@ -113,58 +115,49 @@ class EnginePool:
         tried: set[str] = set()
         delay = 0.05
         while True:
-            engine = self._choose(routing_key, tried)
-            if engine is None:
+            route = self.table.choose(routing_key, tried, now=loop.time())
+            if route is None:
                 await self._wait_for_an_engine(end)
                 continue
-            self._running[engine.url] += 1
+            engine = self._connection(route.url)
+            self.table.started(route, len(input_ids))
+            failed = False
             try:
                 async with asyncio.timeout_at(end):
-                    generation = await engine.generate(input_ids, sampling, priority=priority, on_tokens=on_tokens)
+                    generation = await engine.generate(
+                        input_ids, sampling, routing_key=routing_key, priority=priority, on_tokens=on_tokens
+                    )
             except (aiohttp.ClientError, OSError, Retryable, TimeoutError) as error:
                 if isinstance(error, UnpublishedWeights):
                     await self.drain(engine.url, str(error))
+                failed = True
                 self.retries += 1
                 tried.add(engine.url)
-                self._pinned.pop(routing_key, None)
                 if loop.time() + delay >= end:
                     raise EngineUnavailable(
                         f"no engine answered within {self._deadline:.0f} s; tried {sorted(tried)}; "
                         f"last: {type(error).__name__}: {error}"
                     ) from error
-                if tried.issuperset(self.urls) or not self._open(tried):
+                if not self.table.open(tried):
                     tried.clear()
                     await asyncio.sleep(delay)
                     delay = min(2 * delay, 5.0)
                 continue
             finally:
-                self._running[engine.url] -= 1
+                self.table.finished(route, len(input_ids), failed=failed)
             if self._on_generation is not None:
                 self._on_generation(input_ids, generation)
+            self.table.account(
+                routing_key, route, prompt_tokens=generation.prompt_tokens, cached_tokens=generation.cached_tokens
+            )
             self.prompt_tokens += generation.prompt_tokens
             self.cached_tokens += generation.cached_tokens
             self.sampled_tokens += len(generation.token_ids)
             return generation
 
-    def _open(self, tried: set[str]) -> list[EngineConnection]:
-        return [c for c in self.connections if c.url not in tried and c.url not in self._drained]
-
-    def _choose(self, routing_key: str, tried: set[str]) -> EngineConnection | None:
-        """The engine for a request; None when all are drained."""
-        pinned = self._pinned.get(routing_key)
-        if pinned is not None and pinned.url not in tried and pinned.url not in self._drained:
-            return pinned
-        candidates = self._open(tried) or self._open(set())
-        if not candidates:
-            return None
-        engine = min(candidates, key=lambda c: self._running[c.url])
-        if routing_key:
-            self._pinned[routing_key] = engine
-        return engine
-
     async def _wait_for_an_engine(self, end: float) -> None:
         if asyncio.get_running_loop().time() + _POLL >= end:
-            reasons = "; ".join(f"{url}: {reason}" for url, reason in sorted(self._drained.items()))
+            reasons = "; ".join(f"{url}: {reason}" for url, reason in sorted(self.drained.items()))
             raise EngineUnavailable(f"no engine holds a verified version within {self._deadline:.0f} s: {reasons}")
         await asyncio.sleep(_POLL)
 
@@ -174,14 +167,15 @@ class EnginePool:
 
     def admit(self, url: str, version: int) -> None:
         """The engine was found to hold `version`: route to it."""
-        self._drained.pop(url, None)
-        self._connection(url).prefix_key = f"version-{version}"
+        connection = self._connection(url)
+        connection.prefix_key = f"version-{version}"
+        self.table.engine(connection.url).drained = ""
 
     async def drain(self, url: str, reason: str) -> None:
         """Route nothing to this engine before it is admitted again. Its requests in flight start over elsewhere, and
         what it still answers is not taken; it is told to stop working on them, when it can be reached."""
         connection = self._connection(url)
-        self._drained[connection.url] = reason
+        self.table.engine(connection.url).drained = reason
         connection.fail(Retryable(f"{url} was drained: {reason}"))
         with contextlib.suppress(EngineError):
             await connection.abort_all(deadline=self._control_deadline)
@@ -207,7 +201,7 @@ class EnginePool:
 
     def forget(self, routing_key: str) -> None:
         """A session ended: its pin is released."""
-        self._pinned.pop(routing_key, None)
+        self.table.forget(routing_key)
 
     async def checksums(self, url: str) -> Mapping[str, str]:
         answer = await self.http.call("POST", f"{url}/weights_checker", {"action": "checksum"})
@@ -250,5 +244,5 @@ class EnginePool:
         finally:
             results = await asyncio.gather(*(c.resume() for c in connections), return_exceptions=True)
             for connection, result in zip(connections, results, strict=True):
-                if isinstance(result, Exception) and connection.url not in self._drained:
+                if isinstance(result, Exception) and connection.url not in self.drained:
                     await self.drain(connection.url, f"it could not be resumed: {result}")

@@ -66,6 +66,10 @@ class StubEngine:
         """Answer `/generate` with JSON that is no generation."""
         self.hang = False
         """Take requests and never answer."""
+        self.data_parallel = 1
+        """Ranks that it says it has."""
+        self.gone = False
+        """Close every connection without an answer, as the host of an ended process does."""
         self.corrupt_staging = False
         """Report a wrong checksum for the first staged tensor."""
         self.calls: list[str] = []
@@ -79,7 +83,7 @@ class StubEngine:
         self._running.set()
 
     def application(self) -> web.Application:
-        app = web.Application(client_max_size=1 << 30)
+        app = web.Application(client_max_size=1 << 30, middlewares=[self._unless_gone])
         routes = {
             "/generate": self._generate,
             "/abort_request": self._abort,
@@ -97,6 +101,12 @@ class StubEngine:
         app.add_routes([web.post(path, handler) for path, handler in routes.items()])
         app.add_routes([web.get("/health", self._ok), web.get("/server_info", self._info)])
         return app
+
+    @web.middleware
+    async def _unless_gone(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if self.gone and request.transport is not None:
+            request.transport.abort()
+        return await handler(request)
 
     def _told(self, path: str, handler: Handler) -> Handler:
         """Note the call, and let `on_call` fail or delay it first."""
@@ -185,7 +195,9 @@ class StubEngine:
         return web.json_response({"success": True})
 
     async def _info(self, request: web.Request) -> web.Response:
-        return web.json_response({"version": "stub", "weight_version": str(self.version)})
+        return web.json_response(
+            {"version": "stub", "weight_version": str(self.version), "dp_size": self.data_parallel}
+        )
 
     async def _stage(self, request: web.Request) -> web.Response:
         body = await request.json()

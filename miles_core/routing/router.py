@@ -1,0 +1,274 @@
+"""The stand-alone router: sessions to engines, over HTTP, bodies handed through.
+
+A request names its session in `X-SMG-Routing-Key` (SGLang's name for it) or `X-Session-ID`, how long it may take in
+`X-Request-Timeout` (seconds), and with `Idempotency-Key` which generation it is: the same key again, while the first
+is on its way, is answered 409. A request is sent again only where no answer had begun: after a broken connection or a
+503. Weights are published to engines, never through a router, so it forwards no path that changes an engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from miles_core.routing.client_side import ClientConnection
+from miles_core.routing.table import Route, RoutingTable
+from miles_core.routing.wire import BrokenAnswerError, Exchange, Request, answer, request_head
+
+__all__ = ["GENERATING", "Router", "RouterSettings"]
+
+GENERATING = frozenset(
+    (
+        b"/generate",
+        b"/v1/chat/completions",
+        b"/v1/completions",
+        b"/v1/responses",
+        b"/v1/messages",
+        b"/v1/messages/count_tokens",
+        b"/v1/embeddings",
+        b"/inference/v1/generate",
+    )
+)
+"""Paths whose requests go to the engine of their session."""
+
+_READING = frozenset((b"/v1/models", b"/model_info", b"/get_model_info", b"/server_info", b"/get_server_info"))
+"""Paths that any engine can answer."""
+
+_COUNTS = re.compile(rb'"(prompt_tokens|cached_tokens)"\s*:\s*(\d+)')
+_LONGEST_COUNT = 64
+_BYTES_PER_TOKEN = 5
+"""Of a JSON list of ids, about; of text too. What a request weighs is compared with other requests alone."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RouterSettings:
+    """`deadline`: most seconds of a request. `session_ttl`: seconds after which an idle session is forgotten."""
+
+    deadline: float = 600.0
+    session_ttl: float = 3600.0
+    max_body: int = 64 << 20
+    connect_timeout: float = 5.0
+
+
+class _Answer:
+    """An answer on its way from an engine to a client. A 503 is withheld while another engine can be asked."""
+
+    def __init__(self, client: ClientConnection, *, withhold: Collection[int]) -> None:
+        self._client = client
+        self._withhold = withhold
+        self.status = 0
+        self.begun = False
+        self.counts: dict[bytes, int] = {}
+        self._tail = b""
+
+    def begin(self, status: int) -> bool:
+        self.status = status
+        self.begun = status not in self._withhold
+        return self.begun
+
+    def take(self, data: bytes) -> None:
+        self._client.write(data)
+        for name, count in _COUNTS.findall(self._tail + data):
+            self.counts[name] = int(count)
+        self._tail = data[-_LONGEST_COUNT:]
+
+
+class Router:
+    """Forwards requests to the engines of a table. `handle` is given to each `ClientConnection`."""
+
+    def __init__(self, table: RoutingTable, settings: RouterSettings) -> None:
+        self.table = table
+        self.settings = settings
+        self.retries = 0
+        self._idle: dict[str, list[Exchange]] = {}
+        self._running: dict[str, set[Exchange]] = {}
+        self._keys: set[str] = set()
+
+    async def handle(self, request: Request, client: ClientConnection) -> None:
+        """Answer one request."""
+        path = request.target.partition(b"?")[0]
+        if request.version != "1.1":
+            client.refuse(505, f"HTTP/{request.version}; this router speaks HTTP/1.1", "http_version")
+        elif request.method == b"POST" and path in GENERATING:
+            await self._once(request, client)
+        elif request.method == b"GET" and path in _READING:
+            await self._forward(request, client)
+        elif request.method == b"POST" and path == b"/abort_request":
+            await self._everywhere(request, client)
+        elif request.method == b"GET" and path == b"/health":
+            serving = len(self.table.open())
+            state = {"status": "ok" if serving else "no engine serves", "engines": serving}
+            client.write(answer(200 if serving else 503, state))
+        else:
+            message = f"no {request.method.decode()} {path.decode('latin-1')} through a router; ask the engine itself"
+            client.write(answer(404, {"error": {"message": message, "code": "not_found"}}))
+
+    async def _once(self, request: Request, client: ClientConnection) -> None:
+        key = request.header(b"idempotency-key")
+        if not key:
+            await self._forward(request, client)
+            return
+        if key in self._keys:
+            message = f"the request with Idempotency-Key {key!r} is still on its way; wait for its answer"
+            client.write(answer(409, {"error": {"message": message, "code": "request_in_flight"}}))
+            return
+        self._keys.add(key)
+        try:
+            await self._forward(request, client)
+        finally:
+            self._keys.discard(key)
+
+    async def _forward(self, request: Request, client: ClientConnection) -> None:
+        """Ask one engine after the other until one answers or time is over."""
+        loop = asyncio.get_running_loop()
+        try:
+            limit = min(self.settings.deadline, float(request.header(b"x-request-timeout") or "inf"))
+        except ValueError:
+            given = request.header(b"x-request-timeout")
+            client.write(_error(400, f"X-Request-Timeout: {given!r} is no number of seconds", "bad_timeout"))
+            return
+        end = loop.time() + limit
+        key = request.header(b"x-smg-routing-key") or request.header(b"x-session-id")
+        tried: set[str] = set()
+        delay, last = 0.05, "every engine is drained"
+        while True:
+            route = self.table.choose(key, tried, now=loop.time())
+            if route is not None:
+                found = _Answer(client, withhold=(503,))
+                failure = await self._ask(route, key, request, client, found, end)
+                if failure is None:
+                    return
+                if found.begun:
+                    client.abort()
+                    return
+                last = f"{route.url}: {failure}"
+                tried.add(route.url)
+                self.retries += 1
+            if loop.time() + delay >= end:
+                what = f"no answer within {limit:g} s; {last}"
+                client.write(_error(504 if route is not None else 503, what, "engine_unavailable"))
+                return
+            if not self.table.open(tried):
+                tried.clear()
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, 2.0)
+
+    async def _ask(
+        self, route: Route, key: str, request: Request, client: ClientConnection, found: _Answer, end: float
+    ) -> str | None:
+        """Send the request there and hand on its answer; why there was none, or none that counts."""
+        weight = len(request.body) // _BYTES_PER_TOKEN
+        self.table.started(route, weight)
+        failure: str | None = None
+        try:
+            async with asyncio.timeout_at(end):
+                await self._exchange(route, request, client, found)
+            if found.status == 503:
+                failure = "503"
+        except (BrokenAnswerError, OSError) as error:
+            failure = str(error) or type(error).__name__
+        except TimeoutError:
+            failure = "it took too long"
+        finally:
+            client.on_pause = None
+            self.table.finished(route, weight, failed=failure is not None)
+        if found.counts:
+            prompt, cached = found.counts.get(b"prompt_tokens", 0), found.counts.get(b"cached_tokens", 0)
+            self.table.account(key, route, prompt_tokens=prompt, cached_tokens=cached)
+        return failure
+
+    async def _exchange(self, route: Route, request: Request, client: ClientConnection, found: _Answer) -> None:
+        """One attempt, on an idle connection or a new one. An idle one that the engine had closed is no attempt."""
+        body = self._body(route, request)
+        head = request_head(request, urlsplit(route.url).netloc.encode(), len(body))
+        while True:
+            idle = self._idle.get(route.url)
+            reused = bool(idle)
+            connection = idle.pop() if idle else await self._connect(route.url)
+            if not connection.usable:
+                continue
+            client.on_pause = connection.pause
+            running = self._running.setdefault(route.url, set())
+            running.add(connection)
+            try:
+                again = await connection.send(head, body, found)
+            except BrokenAnswerError:
+                if reused and not found.begun and not self._drained(route.url):
+                    continue
+                raise
+            finally:
+                running.discard(connection)
+            if again and not self._drained(route.url):
+                self._idle.setdefault(route.url, []).append(connection)
+            else:
+                connection.abort()
+                if found.begun:
+                    client.close()  # as the engine's answer says, or because only the end of the connection ends it
+            return
+
+    def _body(self, route: Route, request: Request) -> bytes:
+        """The request's own, with the rank of its session where an engine has several (SGLang's `routed_dp_rank`); one
+        that the client names stays: the last of two equal keys counts."""
+        if self.table.engine(route.url).ranks == 1 or not request.body.lstrip().startswith(b"{"):
+            return request.body
+        inside = request.body.lstrip()[1:].lstrip()
+        comma = b"" if inside.startswith(b"}") else b","
+        return b'{"routed_dp_rank":%d%s' % (route.rank, comma) + inside
+
+    async def _connect(self, url: str) -> Exchange:
+        parts = urlsplit(url)
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self.settings.connect_timeout):
+            _, exchange = await loop.create_connection(Exchange, parts.hostname or "", parts.port or 80)
+        return exchange
+
+    async def _everywhere(self, request: Request, client: ClientConnection) -> None:
+        """An abort goes to every engine: which of them runs the request is in its body, or was before a retry."""
+
+        async def tell(url: str) -> Any:
+            quiet = _Answer(client, withhold=range(600))
+            async with asyncio.timeout(self.settings.connect_timeout):
+                await self._exchange(Route(url), request, client, quiet)
+            return quiet.status
+
+        urls = [engine.url for engine in self.table.engines()]
+        found = await asyncio.gather(*(tell(url) for url in urls), return_exceptions=True)
+        told: Mapping[str, Any] = {
+            url: result if isinstance(result, int) else str(result) for url, result in zip(urls, found, strict=True)
+        }
+        client.write(answer(200, {"success": True, "engines": told}))
+
+    async def drain(self, url: str, reason: str) -> None:
+        """Route nothing there any more. What is on its way and unanswered starts over elsewhere."""
+        self.table.engine(url).drained = reason
+        for connection in self._running.get(url, ()):
+            connection.fail(f"the engine was drained: {reason}")
+        self._forget_connections(url)
+
+    async def remove(self, url: str) -> None:
+        """As `drain`, for good. Raises `KeyError` for an unknown engine."""
+        await self.drain(url, "it was removed")
+        self.table.remove(url)
+
+    def expire(self) -> int:
+        """Forget the sessions that were idle too long; how many."""
+        return self.table.expire(asyncio.get_running_loop().time() - self.settings.session_ttl)
+
+    def close(self) -> None:
+        for url in list(self._idle):
+            self._forget_connections(url)
+
+    def _drained(self, url: str) -> bool:
+        return url not in self.table or bool(self.table.engine(url).drained)
+
+    def _forget_connections(self, url: str) -> None:
+        for connection in self._idle.pop(url, ()):
+            connection.abort()
+
+
+def _error(status: int, message: str, code: str) -> bytes:
+    return answer(status, {"error": {"message": message, "code": code}})
