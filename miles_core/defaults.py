@@ -27,12 +27,21 @@ if TYPE_CHECKING:
 
 @hookimpl
 def miles_model_families() -> dict[str, type[ModelFamily[Any]]]:
-    """`chatml` (SmolLM2, Qwen2.5), `qwen3`, and `template` for any tokenizer with a chat template."""
+    """`chatml` (SmolLM2, Qwen2.5), `qwen3`, `qwen3_5`, `qwen3_coder`, and `template` for any tokenizer with a chat
+    template."""
     from miles_core.tito.families.chatml import ChatMLFamily
     from miles_core.tito.families.qwen3 import Qwen3Family
+    from miles_core.tito.families.qwen3_5 import Qwen35Family
+    from miles_core.tito.families.qwen3_coder import Qwen3CoderFamily
     from miles_core.tito.families.template import TemplateFamily
 
-    return {"chatml": ChatMLFamily, "qwen3": Qwen3Family, "template": TemplateFamily}
+    return {
+        "chatml": ChatMLFamily,
+        "qwen3": Qwen3Family,
+        "qwen3_5": Qwen35Family,
+        "qwen3_coder": Qwen3CoderFamily,
+        "template": TemplateFamily,
+    }
 
 
 @hookimpl

@@ -54,6 +54,10 @@ class Segment:
     sampled: bool = False
     optional: bool = False
 
+    def behind(self, messages: int) -> Segment:
+        """The same segment of a conversation that has so many more messages in front."""
+        return Segment(self.text, self.special, self.role, self.message + messages, self.sampled, self.optional)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedReply:
@@ -95,8 +99,14 @@ class ModelFamily(Component[ConfigT], abc.ABC):
         """The whole conversation as segments. Raises `ValueError` for a role or content it cannot render."""
 
     @abc.abstractmethod
-    def parse(self, ids: Sequence[int], tokenizer: Tokenizer) -> ParsedReply:
-        """The assistant message that the sampled `ids` spell (stop token included or not)."""
+    def parse(
+        self, ids: Sequence[int], tokenizer: Tokenizer, *, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> ParsedReply:
+        """The assistant message that the sampled `ids` spell (stop token included or not).
+
+        `tools` are those that the prompt offered. Formats that write a text and a number alike (XML calls) need their
+        schemas to tell which is meant; without them such an argument is text.
+        """
 
     @abc.abstractmethod
     def junction(self, sampled: Sequence[int], tokenizer: Tokenizer) -> tuple[int, list[int]]:

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from miles_core.data.parquet import read_rollouts
 from miles_core.data.trajectory import NOT_SAMPLED, Trajectory, Turn
@@ -76,12 +79,14 @@ def audit_run(run: RunDirectory) -> AuditResult:
         staleness: Counter[int] = Counter()
         count = tokens = trained_tokens = turns = 0
         for step, path in _rollout_files(run):
-            for trajectory in read_rollouts(path):
+            rollouts = read_rollouts(path)
+            outputs = _whole_outputs(rollouts, wire)
+            for trajectory in rollouts:
                 entry = trained.get(trajectory.group_id)
                 if entry is None or entry.version != step:
                     continue  # the batch of a step that was lost with its weights
                 if not supervised:
-                    mismatches += audit_trajectory(trajectory, wire, policy_version=step - 1)
+                    mismatches += audit_trajectory(trajectory, wire, policy_version=step - 1, outputs=outputs)
                 if trajectory.trajectory_id in seen:
                     mismatches.append(f"{trajectory.trajectory_id} was trained twice")
                 seen.add(trajectory.trajectory_id)
@@ -106,13 +111,20 @@ def audit_run(run: RunDirectory) -> AuditResult:
     )
 
 
-def audit_trajectory(trajectory: Trajectory, wire: WireRecord, *, policy_version: int) -> Iterator[str]:
-    """What is wrong with one trajectory, a sentence each."""
+def audit_trajectory(
+    trajectory: Trajectory,
+    wire: WireRecord,
+    *,
+    policy_version: int,
+    outputs: Mapping[str, NDArray[np.int32]] | None = None,
+) -> Iterator[str]:
+    """What is wrong with one trajectory, a sentence each. `outputs` are ids of generations, by request, that some
+    trajectory holds to the end: another one may end a turn earlier, where a junction dropped what follows."""
     name = trajectory.trajectory_id
     covered = 0
     for number, turn in enumerate(trajectory.turns):
         covered += turn.stop - turn.start
-        for problem in _audit_turn(trajectory, turn, wire):
+        for problem in _audit_turn(trajectory, turn, wire, outputs or {}):
             yield f"{name} turn {number}: {problem}"
     sampled = int((trajectory.versions != NOT_SAMPLED).sum())
     if sampled != covered:
@@ -122,7 +134,9 @@ def audit_trajectory(trajectory: Trajectory, wire: WireRecord, *, policy_version
         yield f"{name}: sampled by version {newest}, later than the trainer's {policy_version}"
 
 
-def _audit_turn(trajectory: Trajectory, turn: Turn, wire: WireRecord) -> Iterator[str]:
+def _audit_turn(
+    trajectory: Trajectory, turn: Turn, wire: WireRecord, outputs: Mapping[str, NDArray[np.int32]]
+) -> Iterator[str]:
     """Compare the requests of one turn: several, where an interrupted generation went on."""
     request_ids = turn.request_id.split("+")
     start = turn.start
@@ -137,6 +151,9 @@ def _audit_turn(trajectory: Trajectory, turn: Turn, wire: WireRecord) -> Iterato
         part = slice(start, start + entry.output_tokens)
         start = part.stop
         if part.stop > turn.stop:
+            here, whole = trajectory.token_ids[part.start : turn.stop], outputs.get(request_id)
+            if whole is not None and np.array_equal(here, whole[: len(here)]):
+                return  # the rest was dropped at a junction, and is exported with the generation that has it all
             # Cut at the length limit, or behind a stop string that began in the part before: no digest to compare.
             if turn.finish_reason != "length" and not (turn.finish_reason == "stop" and len(request_ids) > 1):
                 yield f"{turn.stop - part.start} sampled ids, the engine returned {entry.output_tokens}"
@@ -151,6 +168,18 @@ def _audit_turn(trajectory: Trajectory, turn: Turn, wire: WireRecord) -> Iterato
                 break
     if start != turn.stop:
         yield f"{turn.stop - turn.start} sampled ids, the engine returned {start - turn.start}"
+
+
+def _whole_outputs(rollouts: Sequence[Trajectory], wire: WireRecord) -> dict[str, NDArray[np.int32]]:
+    """Ids of the generations that a trajectory holds to the end, by request: those that others may hold in part."""
+    asked: Counter[str] = Counter(turn.request_id for t in rollouts for turn in t.turns)
+    found: dict[str, NDArray[np.int32]] = {}
+    for trajectory in rollouts:
+        for turn in trajectory.turns:
+            entry = wire.find(turn.request_id) if asked[turn.request_id] > 1 else None
+            if entry is not None and turn.stop - turn.start == entry.output_tokens:
+                found[turn.request_id] = trajectory.token_ids[turn.start : turn.stop]
+    return found
 
 
 def _rollout_files(run: RunDirectory) -> list[tuple[int, Path]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -50,12 +51,25 @@ def export(
 ) -> tuple[Trajectory, ...]:
     """The trajectories of a session. A turn on several kept paths is in the loss mask of the first alone; in the others
     its tokens are history, with their log-probs and versions. Longer paths are cut at `max_tokens` (0: never), at the
-    token, and are `truncated`."""
+    token, and are `truncated`.
+
+    Sampled tokens that every kept path dropped at a junction get a trajectory of their own: the path to their turn, in
+    which they alone train.
+    """
     trained: dict[int, int] = {}  # how many of a turn's sampled tokens are in a mask already
     found: list[Trajectory] = []
-    for leaf in picker(tree):
-        path = leaf.path()
-        found.append(_trajectory(path, trained, identity, index=len(found), max_tokens=max_tokens))
+    paths = [leaf.path() for leaf in picker(tree)]
+    ends = {path[-1].order: path for path in paths}
+    for path in paths:
+        cut = (n + 1 for n, (_, after) in enumerate(itertools.pairwise(path)) if after.added and after.added.drop)
+        for shorter in (path[:stop] for stop in cut):
+            if not max_tokens or shorter[-1].length <= max_tokens:
+                ends.setdefault(shorter[-1].order, shorter)
+    for order, path in ends.items():
+        added = path[-1].added
+        assert added is not None
+        if len(found) < len(paths) or trained.get(order, 0) < len(added.logprobs):
+            found.append(_trajectory(path, trained, identity, index=len(found), max_tokens=max_tokens))
     return tuple(found)
 
 
@@ -77,13 +91,14 @@ def _trajectory(
         spans.append((node, start, stop))
         logprobs[start:stop] = added.logprobs[: stop - start]
         versions[start:stop] = _versions(added.versions)[: stop - start]
+        lost = bool(dropped and max_tokens and node.length > max_tokens)  # no trajectory has room for what was dropped
         for part in added.parts:
             end = min(start + part.count, stop)
             turns.append(
                 Turn(
                     start=start,
                     stop=end,
-                    finish_reason=part.finish_reason,
+                    finish_reason="length" if lost and end == stop else part.finish_reason,
                     engine=part.engine,
                     cached_tokens=part.cached_tokens,
                     started=part.started,

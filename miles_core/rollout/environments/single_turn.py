@@ -48,7 +48,7 @@ class SingleTurn(GenerateEnvironment[SingleTurnConfig]):
         generation = await engine.generate(recorder.ids, sampling, routing_key=task.episode_id, priority=task.priority)
         recorder.append_generation(generation)
         status = status_of(generation.finish_reason)
-        reply = self.family.parse(generation.token_ids.tolist(), self.tokenizer)
+        reply = self.family.parse(generation.token_ids.tolist(), self.tokenizer, tools=task.prompt.tools)
         trajectory = recorder.build(status)
         return Episode(
             episode_id=task.episode_id,

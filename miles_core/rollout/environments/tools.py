@@ -130,7 +130,7 @@ class ToolLoop(GenerateEnvironment[ToolLoopConfig]):
             )
             recorder.append_generation(generation)
             generations.append(generation)
-            reply = self.family.parse(generation.token_ids.tolist(), self.tokenizer)
+            reply = self.family.parse(generation.token_ids.tolist(), self.tokenizer, tools=offered)
             calls = [{"id": f"call_{len(generations)}_{i}", **call} for i, call in enumerate(reply.tool_calls)]
             messages.append(dataclasses.replace(reply, tool_calls=tuple(calls)).as_message())
             status = status_of(generation.finish_reason)

@@ -1,29 +1,22 @@
 """ChatML: `<|im_start|>role\\n … <|im_end|>\\n`, Hermes tool calls. SmolLM2, Qwen2.5 and whatever follows them.
 
-Siblings subclass `ChatMLFamily` and override `assistant_segments` and `parse_text` (reasoning, another call format).
+Siblings subclass `ChatMLFamily` and override the hooks below `segments`: what a system prompt and a tool result look
+like, another call format (`calls`); families with thinking subclass `thinking.ThinkingFamily`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from miles_core.contracts.component import ComponentConfig
 from miles_core.contracts.families import Evidence, ModelFamily, ParsedReply, Segment, Tokenizer
-from miles_core.tito.families.hermes import (
-    OPEN,
-    as_segments,
-    call_pieces,
-    certain_content,
-    extract_calls,
-    tool_prompt_pieces,
-)
+from miles_core.tito.families.calls import OPEN, CallFormat, Piece, as_segments
+from miles_core.tito.families.hermes import HermesCalls, tool_prompt_pieces
 
 __all__ = ["ChatMLConfig", "ChatMLFamily", "content_text"]
 
 START, END = "<|im_start|>", "<|im_end|>"
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
 class ChatMLConfig(ComponentConfig):
@@ -48,6 +41,13 @@ class ChatMLFamily(ModelFamily[ChatMLConfigT]):
 
     Config = ChatMLConfig
     evidence: Evidence = "verified"
+    roles: ClassVar[Mapping[str, str]] = {
+        "system": "system",
+        "developer": "system",
+        "user": "user",
+        "assistant": "assistant",
+    }
+    """Roles that a message may have beside `tool`, and what they are called in the rendering."""
 
     def segments(
         self,
@@ -59,27 +59,50 @@ class ChatMLFamily(ModelFamily[ChatMLConfigT]):
         """See `ModelFamily.segments`. Raises `ValueError` for other roles than system, developer, user, assistant and
         tool, for content that is no text, and for reasoning that this family has no place for."""
         out: list[Segment] = []
-        system_first = bool(messages) and _ROLES.get(messages[0].get("role", "")) == "system"
+        system_first = bool(messages) and self.roles.get(messages[0].get("role", "")) == "system"
         if messages or add_generation_prompt:
-            out += self._system(content_text(messages[0], 0) if system_first else None, tools)
+            pieces = self.system_pieces(self.said(messages[0], 0) if system_first else None, tools)
+            out += _block("system", pieces, message=0 if system_first else -1) if pieces else []
         results: list[tuple[int, str]] = []
         for index, message in enumerate(messages):
-            role = message.get("role")
+            role = message.get("role", "")
             if role == "tool":
-                results.append((index, content_text(message, index)))
+                results.append((index, self.said(message, index)))
                 continue
             out += self._tool_results(results)
             results = []
-            if role not in _ROLES:
-                raise ValueError(f"message {index}: role {role!r}; allowed: {', '.join([*_ROLES, 'tool'])}")
+            if role not in self.roles:
+                raise ValueError(f"message {index}: role {role!r}; allowed: {', '.join([*self.roles, 'tool'])}")
             if role == "assistant":
                 out += self.assistant_segments(message, index)
             elif index > 0 or not system_first:
-                out += _block(_ROLES[role], [(content_text(message, index), False)], message=index)
+                out += _block(self.roles[role], [(self.said(message, index), False)], message=index)
         if add_generation_prompt:
             out += self._tool_results(results)
             out += self.opening(len(messages))
         return out
+
+    @property
+    def calls(self) -> CallFormat:
+        """How tool calls are written."""
+        return _HERMES
+
+    def said(self, message: Mapping[str, Any], index: int) -> str:
+        """The text of a message that nobody sampled."""
+        return content_text(message, index)
+
+    def system_pieces(self, given: str | None, tools: Sequence[Mapping[str, Any]]) -> list[Piece]:
+        """The system block of a conversation that starts with the system prompt `given`; empty: it has none."""
+        text = self.config.default_system if given is None else given
+        pieces: list[Piece] = [] if text is None else [(text, False)]
+        if tools:
+            pieces += [] if text is None else [("\n\n", False)]
+            pieces += tool_prompt_pieces(tools)
+        return pieces
+
+    def result_pieces(self, text: str, *, first: bool) -> list[Piece]:
+        """One tool result, behind the `user` that opens its block when it is the `first` there."""
+        return [("\n", False), ("<tool_response>", True), (f"\n{text}\n", False), ("</tool_response>", True)]
 
     def opening(self, index: int) -> list[Segment]:
         """What stands before the assistant's own text: the end of every prompt."""
@@ -92,25 +115,22 @@ class ChatMLFamily(ModelFamily[ChatMLConfigT]):
                 f"message {index}: reasoning_content, but this family has no place for it; "
                 "keep the thinking in the content, or choose the family of a reasoning model"
             )
-        content = content_text(message, index)
-        pieces = [(content, False)]
-        for call in message.get("tool_calls") or ():
-            if len(pieces) > 1 or content:
-                pieces.append(("\n", False))
-            pieces += call_pieces(call)
+        pieces = self.calls.pieces(content_text(message, index), message.get("tool_calls") or ())
         return _block("assistant", pieces, message=index, sampled=True)
 
-    def parse(self, ids: Sequence[int], tokenizer: Tokenizer) -> ParsedReply:
+    def parse(
+        self, ids: Sequence[int], tokenizer: Tokenizer, *, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> ParsedReply:
         """See `ModelFamily.parse`."""
         stops = {tokenizer.added(token) for token in self.stop_tokens()}
         end = len(ids)
         while end and ids[end - 1] in stops:
             end -= 1
-        return self.parse_text(tokenizer.decode(ids[:end]))
+        return self.parse_text(tokenizer.decode(ids[:end]), tools=tools)
 
-    def parse_text(self, text: str) -> ParsedReply:
+    def parse_text(self, text: str, *, tools: Sequence[Mapping[str, Any]] = ()) -> ParsedReply:
         """The message that an assistant's text, without stop tokens, spells."""
-        content, calls, malformed = extract_calls(text)
+        content, calls, malformed = self.calls.extract(text, tools)
         return ParsedReply(content=content, tool_calls=calls, malformed=malformed)
 
     def suffix(
@@ -119,9 +139,7 @@ class ChatMLFamily(ModelFamily[ChatMLConfigT]):
         """See `ModelFamily.suffix`. A block is rendered alike whatever stands before it."""
         new = [{"role": "assistant"}, *messages[after + 1 :]]  # an assistant closes what came before, as it did there
         return [
-            dataclasses.replace(segment, message=segment.message + after)
-            for segment in self.segments(new, add_generation_prompt=True)
-            if segment.message > 0
+            segment.behind(after) for segment in self.segments(new, add_generation_prompt=True) if segment.message > 0
         ]
 
     def partial(self, ids: Sequence[int], tokenizer: Tokenizer) -> ParsedReply:
@@ -130,7 +148,7 @@ class ChatMLFamily(ModelFamily[ChatMLConfigT]):
 
     def parse_partial(self, text: str) -> ParsedReply:
         """What is certain of a message that begins with `text`, stop tokens included or not."""
-        return ParsedReply(content=certain_content(text, (OPEN, END)))
+        return ParsedReply(content=self.calls.certain(text, (OPEN, END)))
 
     def junction(self, sampled: Sequence[int], tokenizer: Tokenizer) -> tuple[int, list[int]]:
         """Adds the newline behind a sampled `<|im_end|>`; both when the turn ended some other way (a stop string)."""
@@ -141,14 +159,6 @@ class ChatMLFamily(ModelFamily[ChatMLConfigT]):
     def stop_tokens(self) -> tuple[str, ...]:
         return (END,)
 
-    def _system(self, given: str | None, tools: Sequence[Mapping[str, Any]]) -> list[Segment]:
-        text = self.config.default_system if given is None else given
-        pieces: list[tuple[str, bool]] = [] if text is None else [(text, False)]
-        if tools:
-            pieces += [] if text is None else [("\n\n", False)]
-            pieces += tool_prompt_pieces(tools)
-        return _block("system", pieces, message=-1 if given is None else 0) if pieces else []
-
     def _tool_results(self, results: Sequence[tuple[int, str]]) -> list[Segment]:
         """Consecutive tool results as one user block."""
         if not results:
@@ -156,14 +166,12 @@ class ChatMLFamily(ModelFamily[ChatMLConfigT]):
         first, last = results[0][0], results[-1][0]
         out = [Segment(START, special=True, role="tool", message=first), Segment("user", role="tool", message=first)]
         for index, text in results:
-            pieces = [
-                ("\n", False),
-                ("<tool_response>", True),
-                (f"\n{text}\n", False),
-                ("</tool_response>", True),
-            ]
+            pieces = self.result_pieces(text, first=index == first)
             out += as_segments(pieces, role="tool", message=index)
         return [*out, Segment(END, special=True, role="tool", message=last), Segment("\n", role="tool", message=last)]
+
+
+_HERMES = HermesCalls()
 
 
 def content_text(message: Mapping[str, Any], index: int) -> str:
@@ -191,7 +199,7 @@ def _header(role: str, message: int) -> list[Segment]:
     ]
 
 
-def _block(role: str, pieces: Sequence[tuple[str, bool]], *, message: int, sampled: bool = False) -> list[Segment]:
+def _block(role: str, pieces: Sequence[Piece], *, message: int, sampled: bool = False) -> list[Segment]:
     return [
         *_header(role, message),
         *as_segments(pieces, role=role, message=message, sampled=sampled),

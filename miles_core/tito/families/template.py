@@ -22,7 +22,7 @@ from miles_core.contracts.component import ComponentConfig, Example, Workbench
 from miles_core.contracts.families import Evidence, ModelFamily, ParsedReply, Segment, Tokenizer
 from miles_core.data.tokenizer import FileTokenizer, load_tokenizer
 from miles_core.errors import ModelError
-from miles_core.tito.families.hermes import extract_calls
+from miles_core.tito.families.hermes import HermesCalls
 
 __all__ = ["TemplateConfig", "TemplateFamily", "compile_template"]
 
@@ -34,7 +34,7 @@ def _plain(text: str) -> ParsedReply:
 
 
 def _hermes(text: str) -> ParsedReply:
-    content, calls, malformed = extract_calls(text)
+    content, calls, malformed = HermesCalls().extract(text)
     return ParsedReply(content=content, tool_calls=calls, malformed=malformed)
 
 
@@ -104,7 +104,9 @@ class TemplateFamily(ModelFamily[TemplateConfig]):
             out += self._added(done, text, guard, role="assistant", message=len(messages))
         return out
 
-    def parse(self, ids: Sequence[int], tokenizer: Tokenizer) -> ParsedReply:
+    def parse(
+        self, ids: Sequence[int], tokenizer: Tokenizer, *, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> ParsedReply:
         """See `ModelFamily.parse`."""
         stops = {tokenizer.added(token) for token in self.stop_tokens()}
         end = len(ids)

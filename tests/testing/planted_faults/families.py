@@ -43,15 +43,15 @@ class NoNewline(Good):
 class Strips(Good):
     """White space around a reply is lost."""
 
-    def parse(self, ids, tokenizer):
-        return ParsedReply(content=super().parse(ids, tokenizer).content.replace("\n", " "))
+    def parse(self, ids, tokenizer, *, tools=()):
+        return ParsedReply(content=super().parse(ids, tokenizer, tools=tools).content.replace("\n", " "))
 
 
 class SeesCalls(Good):
     """Braces are taken for calls."""
 
-    def parse(self, ids, tokenizer):
-        reply = super().parse(ids, tokenizer)
+    def parse(self, ids, tokenizer, *, tools=()):
+        reply = super().parse(ids, tokenizer, tools=tools)
         call = {"type": "function", "function": {"name": "c", "arguments": "{}"}}
         return dataclasses.replace(reply, tool_calls=(call,) if "{" in reply.content else ())
 
