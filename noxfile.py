@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -31,7 +32,7 @@ BASE_TESTS = (
 """What must pass without torch; single tests in them that need it skip themselves."""
 
 
-USUAL = ("-m", "not gpu and not nightly and not sglang")
+USUAL = ("-m", "not gpu and not nightly and not sglang and not agents")
 """Tests that need nothing but their session's environment."""
 
 
@@ -108,6 +109,31 @@ def sglang(session: nox.Session) -> None:
     install(session, "-e", ".[train,dev]")
     session.env["MILES_SGLANG_PYTHON"] = str(python)
     pytest(session, "-m", "sglang", "tests/sglang")
+
+
+@nox.session
+def agents(session: nox.Session) -> None:
+    """Real agents from npm and PyPI, unmodified, against the session server: clients of their own, and their tests."""
+    clients = ROOT / ".nox" / "agent-clients"
+    support = ROOT / "tests" / "support" / "agents"
+    pins = ("package.json", "package-lock.json", "requirements.txt", "no-dependencies.txt")
+    wanted = "".join((support / name).read_text() for name in pins)
+    complete = clients / "complete"
+    if not complete.exists() or complete.read_text() != wanted:
+        session.run(sys.executable, "-m", "venv", "--clear", str(clients), external=True)
+        pip = (str(clients / "bin" / "python"), "-m", "pip", "install", "--quiet")
+        session.run(*pip, "-r", str(support / "requirements.txt"), external=True)
+        session.run(*pip, "--no-deps", "-r", str(support / "no-dependencies.txt"), external=True)
+        (clients / "npm").mkdir()
+        for name in pins[:2]:
+            shutil.copy(support / name, clients / "npm")
+        npm = (str(clients / "bin" / "npm"), "install", "--no-audit", "--no-fund", "--prefix", str(clients / "npm"))
+        with_node = {"PATH": f"{clients / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+        session.run(*npm, env=with_node, external=True)
+        complete.write_text(wanted)
+    install(session, "-e", ".[dev]")
+    session.env["MILES_AGENT_CLIENTS"] = str(clients)
+    pytest(session, "-m", "agents", "tests/agents")
 
 
 @nox.session

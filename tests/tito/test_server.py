@@ -345,3 +345,15 @@ async def until(condition: Any) -> None:
     async with asyncio.timeout(5):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+async def test_a_constrained_output_is_refused_and_an_effort_is_not(tokenizer: FileTokenizer):
+    """What Claude Code sends in `output_config`: an effort always, a schema that nobody would enforce sometimes."""
+    body = {"model": "m", "messages": ASK, "max_tokens": 50}
+    async with serving(Engine(tokenizer, "x"), tokenizer) as s:
+        status, _ = await s.post("v1/messages", {**body, "output_config": {"effort": "high", "format": None}})
+        assert status == 200
+        schema = {"type": "json_schema", "schema": {"type": "object"}}
+        status, answer = await s.post("v1/messages", {**body, "output_config": {"format": schema}})
+        assert (status, s.session.tree.nodes) == (400, 1)
+        assert "output_config.format" in answer["error"]["message"]

@@ -49,6 +49,8 @@ class AnthropicDialect:
     def read_prompt(self, body: Mapping[str, Any]) -> TurnRequest:
         """As `read`, without a limit: what `count_tokens` gets."""
         refuse_fields(body, _REFUSED)
+        output = get(body, "output_config", dict, {})
+        refuse_fields({"output_config.format": output.get("format")}, {"output_config.format": None})
         tools = tuple(tool for i, t in enumerate(get(body, "tools", list, [])) for tool in _tools(t, i))
         no_constraint(body.get("tool_choice"), "tool_choice", ("auto",), offered=bool(tools))
         system = text_blocks(body.get("system"), "system")

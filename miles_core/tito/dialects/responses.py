@@ -1,7 +1,7 @@
 """OpenAI Responses (`/v1/responses`), as the `openai` SDK 3 speaks it.
 
 Items become messages: reasoning, text and function calls in a row are one assistant message. `previous_response_id`
-continues from that response's turn. Hosted tools, which the provider would run, are not offered to the model.
+continues from that response's turn. Tools are those of `response_tools`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from miles_core.tito.dialects.base import (
     stop_strings,
     text_blocks,
 )
+from miles_core.tito.dialects.response_tools import ClientTool, call_of_item, item_of_call, read_tools
 from miles_core.tito.turns import BadRequestError, Reply, TurnRequest
 
 __all__ = ["ResponsesDialect"]
@@ -33,6 +34,11 @@ _REFUSED: dict[str, Any] = {
     "background": False,
 }
 _TEXT = ("input_text", "output_text", "text")
+_CALLS = {
+    "function_call": ("arguments", "response.function_call_arguments"),
+    "custom_tool_call": ("input", "response.custom_tool_call_input"),
+}
+"""Items that call a tool: the field with the call's text, and the events that stream it."""
 
 
 class ResponsesDialect:
@@ -43,7 +49,7 @@ class ResponsesDialect:
         refuse_fields(body, _REFUSED)
         text = get(body, "text", dict, {})
         refuse_fields({"text.format": text.get("format")}, {"text.format": {"type": "text"}})
-        tools = tuple(tool for i, t in enumerate(get(body, "tools", list, [])) for tool in _tools(t, i))
+        tools, known = read_tools(get(body, "tools", list, []))
         no_constraint(body.get("tool_choice"), "tool_choice", ("auto",), offered=bool(tools))
         instructions = optional(body, "instructions", str)
         given = body.get("input")
@@ -62,6 +68,7 @@ class ResponsesDialect:
             extra={
                 "instructions": instructions,
                 "tools": body.get("tools") or [],
+                "known": known,
                 "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
                 "metadata": body.get("metadata") or {},
                 "previous_response_id": previous,
@@ -75,7 +82,7 @@ class ResponsesDialect:
         return {
             **_head(request, "incomplete" if cut else "completed"),
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": list(_items(reply)),
+            "output": list(_items(reply, request.extra["known"])),
             "usage": {
                 "input_tokens": reply.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": reply.cached_tokens, "cache_write_tokens": 0},
@@ -123,23 +130,26 @@ class ResponsesStream:
     def finish(self, reply: Reply) -> bytes:
         """Tool calls, and the whole response."""
         out = self._leave()
-        for item in _items(reply):
-            if item["type"] == "function_call":
-                place = {"item_id": item["id"], "output_index": len(self._items)}
-                begun = {**item, "arguments": "", "status": "in_progress"}
-                out += self._event("response.output_item.added", output_index=len(self._items), item=begun)
-                out += self._event("response.function_call_arguments.delta", **place, delta=item["arguments"])
-                out += self._event(
-                    "response.function_call_arguments.done", **place, arguments=item["arguments"], name=item["name"]
-                )
-                out += self._event("response.output_item.done", output_index=len(self._items), item=item)
-                self._items.append(item)
+        for item in _items(reply, self._request.extra["known"]):
+            if item["type"] in _CALLS:
+                out += self._call(item, *_CALLS[item["type"]])
         whole = {**ResponsesDialect().answer(self._request, reply), "output": self._items}
         name = "response.completed" if whole["status"] == "completed" else "response.incomplete"
         return out + self._event(name, response=whole)
 
     def error(self, status: int, message: str, code: str) -> bytes:
         return self._event("error", code=code, message=message, param=None)
+
+    def _call(self, item: Mapping[str, Any], field: str, events: str) -> bytes:
+        """A tool call, whose text is its `field`, as an item of its own."""
+        place = {"item_id": item["id"], "output_index": len(self._items)}
+        begun = {**item, field: "", "status": "in_progress"}
+        out = self._event("response.output_item.added", output_index=len(self._items), item=begun)
+        out += self._event(f"{events}.delta", **place, delta=item[field])
+        out += self._event(f"{events}.done", **place, **{field: item[field]}, name=item["name"])
+        out += self._event("response.output_item.done", output_index=len(self._items), item=item)
+        self._items.append(item)
+        return out
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         self._number += 1
@@ -201,7 +211,7 @@ def _head(request: TurnRequest, status: str) -> dict[str, Any]:
     }
 
 
-def _items(reply: Reply) -> Iterator[dict[str, Any]]:
+def _items(reply: Reply, known: Mapping[str, ClientTool]) -> Iterator[dict[str, Any]]:
     """The reply as output items."""
     message = reply.message
     if message.get("reasoning_content"):
@@ -209,15 +219,7 @@ def _items(reply: Reply) -> Iterator[dict[str, Any]]:
     if message.get("content"):
         yield _text(f"msg_{int(bool(message.get('reasoning_content')))}", message["content"], "completed")
     for call in message.get("tool_calls") or ():
-        function = call["function"]
-        yield {
-            "type": "function_call",
-            "id": f"fc_{call['id']}",
-            "call_id": call["id"],
-            "name": function["name"],
-            "arguments": function["arguments"],
-            "status": "completed",
-        }
+        yield item_of_call(call, known)
 
 
 def _part(kind: str, text: str) -> dict[str, Any]:
@@ -243,7 +245,7 @@ def _messages(items: list[Any]) -> Iterator[dict[str, Any]]:
         where = f"input[{index}]"
         kind = expect(item, dict, where).get("type", "message")
         role = item.get("role") if kind == "message" else None
-        if kind in ("function_call", "reasoning") or role == "assistant":
+        if kind in _CALLS or kind == "reasoning" or role == "assistant":
             starts = kind == "reasoning" or (role == "assistant" and reply is not None and reply["content"])
             if reply is not None and (starts or (role == "assistant" and "tool_calls" in reply)):
                 yield reply
@@ -254,7 +256,7 @@ def _messages(items: list[Any]) -> Iterator[dict[str, Any]]:
         if reply is not None:
             yield reply
             reply = None
-        if kind == "function_call_output":
+        if kind in ("function_call_output", "custom_tool_call_output"):
             content = text_blocks(item.get("output"), f"{where}.output", _TEXT)
             yield {"role": "tool", "content": content, "tool_call_id": get(item, "call_id", str, "")}
         elif kind == "message" and role in ("user", "system", "developer"):
@@ -273,25 +275,8 @@ def _extend(reply: dict[str, Any], item: Mapping[str, Any], kind: str, where: st
         parts = [*get(item, "content", list, []), *get(item, "summary", list, [])]
         texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
         reply["reasoning_content"] = "".join(text for text in texts if isinstance(text, str))
-    elif kind == "function_call":
-        function = {
-            "name": expect(item.get("name"), str, f"{where}.name"),
-            "arguments": expect(item.get("arguments"), str, f"{where}.arguments"),
-        }
-        call = {"id": get(item, "call_id", str, ""), "type": "function", "function": function}
-        reply.setdefault("tool_calls", []).append(call)
+    elif kind in _CALLS:
+        reply.setdefault("tool_calls", []).append(call_of_item(item, where))
     else:
         content = text_blocks(item.get("content"), f"{where}.content", _TEXT)
         reply["content"] = content if isinstance(content, str) else "".join(block["text"] for block in content)
-
-
-def _tools(tool: Any, index: int) -> Iterator[dict[str, Any]]:
-    """A tool in the Chat Completions shape; hosted tools give none."""
-    where = f"tools[{index}]"
-    if expect(tool, dict, where).get("type") != "function":
-        return
-    function: dict[str, Any] = {"name": expect(tool.get("name"), str, f"{where}.name")}
-    for key in ("description", "parameters"):
-        if tool.get(key) is not None:
-            function[key] = tool[key]
-    yield {"type": "function", "function": function}
