@@ -19,8 +19,8 @@ __all__ = ["Reply", "cpu_seconds", "drive", "send", "serve_engine", "start"]
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """What the engine says, always: a generation of 32 tokens, and the same as a chat completion. `RID` and 12345 stand
-    for the request id and the number of prompt tokens, and are filled in where a stream was asked for."""
+    """What the engine always says: a generation of 32 tokens, and the same as a chat completion. `RID` and 987654321012
+    stand for request id and number of prompt tokens, and are filled in where a stream was asked for."""
 
     generation: bytes
     chat: bytes
@@ -76,7 +76,7 @@ class _Engine(asyncio.Protocol):
         assert prompts is not None, "a generation without a prompt"
         events = [
             b"data: %s\n\n"
-            % self._reply.generation.replace(b'"RID"', rid).replace(b"12345", b"%d" % (prompt.count(b",") + 1))
+            % self._reply.generation.replace(b'"RID"', rid).replace(b"987654321012", b"%d" % (prompt.count(b",") + 1))
             for rid, prompt in zip((rids[1] or rids[2]).split(b","), prompts[1].split(b"],["), strict=True)
         ]
         return b"".join(events) + b"data: [DONE]\n\n"

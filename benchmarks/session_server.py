@@ -3,8 +3,8 @@
     python benchmarks/session_server.py [--sessions 16] [--turns 64] [--rounds 5]
 
 The engine answers at once with 32 tokens; every request carries its whole history. Each server has one core, clients
-and engine the other one, rounds alternate. Printed: turns per second of each, the session server's CPU of early and late
-turns beyond what it takes to read their bytes as JSON, the longest stall of its event loop, the memory of open sessions.
+and engine the other one, rounds alternate. Printed: turns per second of each, the session server's CPU of early and
+late turns beyond what it takes to read their bytes as JSON, its event loop's longest stall, and the memory of sessions.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def reply() -> Reply:
     meta = {
         "id": "RID",
         "finish_reason": {"type": "stop", "matched": ids[-1]},
-        "prompt_tokens": 12345,
+        "prompt_tokens": 987654321012,
         "completion_tokens": len(ids),
         "cached_tokens": 0,
         "weight_version": "0",
@@ -137,8 +137,8 @@ def serve_sessions(port: Any, engine: str, core: int) -> None:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": body})
 
-        server = SessionServer(app)
-        server.app = measured  # type: ignore[assignment]
+        measured.store = app.store  # type: ignore[attr-defined]
+        server = SessionServer(measured)  # type: ignore[arg-type]
         port.put(int((await server.start()).rpartition(":")[2]))
         while True:
             before = time.perf_counter()

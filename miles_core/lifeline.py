@@ -14,8 +14,8 @@ __all__ = ["Lifeline"]
 class Lifeline:
     """Watches standard input from a thread, from the first moment on: before slow imports, so that a parent that dies
     meanwhile leaves nobody behind. A standard input that is no pipe belongs to no parent that watches over us (a
-    terminal, `/dev/null` of a process in the background), and is left alone. At its end `on_end` is called, if there is one by then, and the process ends hard
-    when it has not ended by itself within `grace` seconds."""
+    terminal, or `/dev/null` of a process in the background), and is left alone. At its end `on_end` is called, if there
+    is one by then, and the process ends hard when it has not ended by itself within `grace` seconds."""
 
     def __init__(self, *, grace: float) -> None:
         self.on_end: Callable[[], None] | None = None

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = ["FileTokenizer", "load_tokenizer"]
 
+_SHORT, _MOST_SHORT = 24, 4096
+"""Texts up to so many characters, and so many of them, are remembered: role names and line ends stand between all
+messages."""
+
 
 class FileTokenizer:
     """Implements `miles_core.contracts.families.Tokenizer`. Thread-safe; encoding and decoding release the GIL.
@@ -41,6 +45,7 @@ class FileTokenizer:
     ) -> None:
         self._text = text
         self._full = full
+        self._encode_short = functools.lru_cache(_MOST_SHORT)(self._encode)
         self._added = dict(added)
         self._added_ids = frozenset(added.values())
         self._vocab_size = max(full.get_vocab(with_added_tokens=True).values(), default=-1) + 1
@@ -53,6 +58,9 @@ class FileTokenizer:
 
         Raises `ModelError` for text that the vocabulary cannot spell without an added token (an unknown token).
         """
+        return list(self._encode_short(text)) if len(text) <= _SHORT else self._encode(text)
+
+    def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._text.encode(text, add_special_tokens=False).ids
         if not self._added_ids.isdisjoint(ids):
             bad = next(i for i in ids if i in self._added_ids)
@@ -97,6 +105,11 @@ class FileTokenizer:
     def added_tokens(self) -> dict[str, int]:
         """Ids of all added tokens that text cannot reach, by name."""
         return dict(self._added)
+
+    @property
+    def added_ids(self) -> frozenset[int]:
+        """The ids of all added tokens."""
+        return self._added_ids
 
     @functools.cached_property
     def special_names(self) -> frozenset[str]:

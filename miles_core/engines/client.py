@@ -10,10 +10,10 @@ import asyncio
 import dataclasses
 import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
-import aiohttp
 import numpy as np
 import orjson
 
@@ -21,6 +21,8 @@ from miles_core.contracts.engines import Generation, OnTokens, PauseMode, Sampli
 from miles_core.engines.wire import parse_generation, sampling_params
 from miles_core.errors import EngineError, EngineRefusal
 from miles_core.http import JsonHttp, check_status
+from miles_core.routing.connections import Connections
+from miles_core.routing.wire import BodyExchange, Exchange, Request
 
 __all__ = ["EngineConnection"]
 
@@ -67,6 +69,9 @@ class EngineConnection:
         self._open: set[asyncio.Future[dict[str, Any]]] = set()
         self._http = http
         self._routed_experts = routed_experts
+        self._connections = Connections(BodyExchange, connect_timeout=10.0)
+        self._target = f"{urlsplit(self.url).path}/generate".encode()
+        self._closed = False
         self._asked: list[_Ask] = []
         self._exchanges: set[asyncio.Task[None]] = set()
 
@@ -81,7 +86,7 @@ class EngineConnection:
     ) -> Generation:
         """Sample a continuation. `on_tokens(ids)` is called with all ids so far as they come; what it raises ends this
         request. When the caller is cancelled, the request is aborted in the engine. Raises `EngineRefusal`,
-        `EngineError` or `aiohttp.ClientError`."""
+        `EngineError`, `OSError`, or `Retryable` (502 to 504)."""
         self._check_ids(input_ids)
         loop = asyncio.get_running_loop()
         ask = _Ask(
@@ -105,14 +110,14 @@ class EngineConnection:
             raise
         finally:
             self._open.discard(ask.answer)
-        generation = parse_generation(
+        return parse_generation(
             answer,
             engine=self.url,
+            request_id=ask.request_id,
             started=ask.started,
             finished=time.time(),
             experts_per_token=self._experts_per_token,
         )
-        return dataclasses.replace(generation, request_id=ask.request_id)
 
     def _check_ids(self, input_ids: Sequence[int]) -> None:
         """An id outside the vocabulary ends an SGLang server, and every request in it: it never leaves us."""
@@ -160,34 +165,37 @@ class EngineConnection:
                 raise
 
     async def _stream(self, asked: Sequence[_Ask]) -> None:
-        session = await self._http.session()
-        body = orjson.dumps(self._body(asked))
-        headers = {"Content-Type": "application/json"}
+        if self._closed:
+            raise EngineError("the connection pool is closed: nothing may be asked of an engine any more")
+        headers = [(b"content-type", b"application/json")]
         if self._router:
-            headers["Idempotency-Key"] = asked[0].request_id
+            headers.append((b"idempotency-key", asked[0].request_id.encode()))
             if asked[0].routing_key:
-                headers["X-SMG-Routing-Key"] = asked[0].routing_key
-        open_asks = {ask.request_id: ask for ask in asked}
-        async with session.post(f"{self.url}/generate", data=body, headers=headers) as response:
-            if response.status >= 400:
-                check_status(f"POST {self.url}/generate", response.status, await response.read())
-            async for data in _events(response.content):
-                answer = orjson.loads(data)
-                meta = answer.get("meta_info") if isinstance(answer, dict) else None
-                request_id = meta.get("id") if isinstance(meta, dict) else None
-                named = open_asks.get(str(request_id)) or (asked[0] if len(asked) == 1 else None)
-                if named is None:
-                    raise EngineError(f"{self.url}/generate: an answer to no request of ours: {str(answer)[:300]}")
-                if meta is None or "error" in answer or meta.get("finish_reason") is not None:
-                    open_asks.pop(named.request_id, None)
-                    if not named.answer.done():
-                        named.answer.set_result(answer)
-                elif named.on_tokens is not None and not named.answer.done():
-                    try:
-                        named.on_tokens(answer.get("output_ids") or ())
-                    except Exception as error:
-                        named.answer.set_exception(error)
-                        self._in_background(self._abort(named.request_id))
+                headers.append((b"x-smg-routing-key", asked[0].routing_key.encode()))
+        request = Request(method=b"POST", target=self._target, headers=headers, body=b"")
+        answers = _Answers(asked, self._take)
+        body = orjson.dumps(self._body(asked))
+        await self._connections.send(self.url, request, body, answers, on_connection=answers.over)
+        check_status(f"POST {self.url}/generate", answers.status, b"".join(answers.refusal))
+
+    def _take(self, data: bytes, asked: Sequence[_Ask], open_asks: dict[str, _Ask]) -> None:
+        """One event of the stream: an answer, or tokens on the way to one."""
+        answer = orjson.loads(data)
+        meta = answer.get("meta_info") if isinstance(answer, dict) else None
+        request_id = meta.get("id") if isinstance(meta, dict) else None
+        named = open_asks.get(str(request_id)) or (asked[0] if len(asked) == 1 else None)
+        if named is None:
+            raise EngineError(f"{self.url}/generate: an answer to no request of ours: {str(answer)[:300]}")
+        if meta is None or "error" in answer or meta.get("finish_reason") is not None:
+            open_asks.pop(named.request_id, None)
+            if not named.answer.done():
+                named.answer.set_result(answer)
+        elif named.on_tokens is not None and not named.answer.done():
+            try:
+                named.on_tokens(answer.get("output_ids") or ())
+            except Exception as error:
+                named.answer.set_exception(error)
+                self._in_background(self._abort(named.request_id))
 
     def _body(self, asked: Sequence[_Ask]) -> dict[str, Any]:
         body: dict[str, Any] = {"return_logprob": True, "stream": True}
@@ -225,8 +233,12 @@ class EngineConnection:
 
     async def close(self, *, grace: float = 2.0) -> None:
         """Let what is on its way end (aborts of cancelled requests, above all), and cancel the rest after `grace` s."""
-        if not self._exchanges:
-            return
+        self._closed = True
+        if self._exchanges:
+            await self._finish(grace)
+        self._connections.close()
+
+    async def _finish(self, grace: float) -> None:
         _, late = await asyncio.wait(self._exchanges, timeout=grace)
         for task in late:
             task.cancel()
@@ -256,14 +268,43 @@ def _fail(asked: Sequence[_Ask], error: BaseException) -> None:
             ask.answer.set_exception(error if isinstance(error, Exception) else EngineError("cancelled"))
 
 
-async def _events(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """The data of server-sent events up to `[DONE]`. Lines have no limit of length."""
-    rest = b""
-    async for chunk in stream.iter_any():
-        *lines, rest = (rest + chunk).split(b"\n")
+class _Answers:
+    """Receives the stream of one exchange, and takes it apart into events (WHATWG HTML, section 9.2). Lines may be of any
+    length; what follows `[DONE]` is not looked at."""
+
+    def __init__(self, asked: Sequence[_Ask], take: Callable[[bytes, Sequence[_Ask], dict[str, _Ask]], None]) -> None:
+        self.status = 0
+        self.refusal: list[bytes] = []
+        self._asked = asked
+        self._open = {ask.request_id: ask for ask in asked}
+        self._take = take
+        self._rest = b""
+        self._done = False
+        self._connection: Exchange | None = None
+
+    def over(self, connection: Exchange) -> None:
+        """It comes over this connection."""
+        self._connection = connection
+
+    def begin(self, status: int) -> bool:
+        self.status = status
+        return True
+
+    def take(self, data: bytes) -> None:
+        if self.status >= 400:
+            self.refusal.append(data)
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            if line.startswith(b"data:"):
-                data = line[5:].strip()
-                if data == b"[DONE]":
-                    return
-                yield data
+            if self._done or not line.startswith(b"data:"):
+                continue
+            event = line[5:].strip()
+            if event == b"[DONE]":
+                self._done = True
+                continue
+            try:
+                self._take(event, self._asked, self._open)
+            except Exception as error:
+                assert self._connection is not None
+                self._done = True
+                self._connection.fail(error)

@@ -47,7 +47,7 @@ def sampling_params(sampling: Sampling, *, told: bool) -> dict[str, Any]:
 
 
 def parse_generation(
-    answer: Any, *, engine: str, started: float, finished: float, experts_per_token: int = 0
+    answer: Any, *, engine: str, started: float, finished: float, request_id: str = "", experts_per_token: int = 0
 ) -> Generation:
     """Read a final `/generate` answer. `experts_per_token` is the model's, for routes that come without their shape
     (SGLang's). Raises `EngineError` when it is no answer: garbage never becomes a sample; `UnpublishedWeights` when the
@@ -59,14 +59,14 @@ def parse_generation(
         token_ids = np.array(answer["output_ids"], np.int32)
         triples = meta["output_token_logprobs"]
         logprobs = np.array([t[0] for t in triples], np.float32)
-        logged = np.array([t[1] for t in triples], np.int32)
+        logged = [t[1] for t in triples]
         reason = meta["finish_reason"]["type"]
         prompt_tokens, cached = int(meta["prompt_tokens"]), int(meta.get("cached_tokens") or 0)
         versions = _versions(meta, len(token_ids))
         routes = _routes(meta, prompt_tokens + len(token_ids) - 1, experts_per_token)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise EngineError(f"{engine}: an answer that is not a generation ({error!r}): {str(answer)[:500]}") from error
-    if len(logprobs) != len(token_ids) or not np.array_equal(logged, token_ids):
+    if logged != answer["output_ids"]:
         raise EngineError(
             f"{engine}: {len(token_ids)} sampled ids but log-probs of {len(logprobs)} tokens that do not match them"
         )
@@ -86,6 +86,7 @@ def parse_generation(
         cached_tokens=cached,
         started=started,
         finished=finished,
+        request_id=request_id,
         text=answer.get("text") or "",
         routed_experts=routes,
     )

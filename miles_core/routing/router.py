@@ -13,11 +13,11 @@ import dataclasses
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from miles_core.routing.client_side import ClientConnection
+from miles_core.routing.connections import Connections
 from miles_core.routing.table import Route, RoutingTable
-from miles_core.routing.wire import BrokenAnswerError, Exchange, Request, answer, request_head
+from miles_core.routing.wire import Exchange, Request, answer
 
 __all__ = ["GENERATING", "Router", "RouterSettings"]
 
@@ -84,8 +84,7 @@ class Router:
         self.table = table
         self.settings = settings
         self.retries = 0
-        self._idle: dict[str, list[Exchange]] = {}
-        self._running: dict[str, set[Exchange]] = {}
+        self._connections = Connections(connect_timeout=settings.connect_timeout)
         self._keys: set[str] = set()
 
     async def handle(self, request: Request, client: ClientConnection) -> None:
@@ -169,7 +168,7 @@ class Router:
                 await self._exchange(route, request, client, found)
             if found.status == 503:
                 failure = "503"
-        except (BrokenAnswerError, OSError) as error:
+        except OSError as error:
             failure = str(error) or type(error).__name__
         except TimeoutError:
             failure = "it took too long"
@@ -182,33 +181,15 @@ class Router:
         return failure
 
     async def _exchange(self, route: Route, request: Request, client: ClientConnection, found: _Answer) -> None:
-        """One attempt, on an idle connection or a new one. An idle one that the engine had closed is no attempt."""
-        body = self._body(route, request)
-        head = request_head(request, urlsplit(route.url).netloc.encode(), len(body))
-        while True:
-            idle = self._idle.get(route.url)
-            reused = bool(idle)
-            connection = idle.pop() if idle else await self._connect(route.url)
-            if not connection.usable:
-                continue
+        """One attempt. The client's connection ends with the engine's, where the engine's answer says so or has no
+        length."""
+
+        def use(connection: Exchange) -> None:
             client.on_pause = connection.pause
-            running = self._running.setdefault(route.url, set())
-            running.add(connection)
-            try:
-                again = await connection.send(head, body, found)
-            except BrokenAnswerError:
-                if reused and not found.begun and not self._drained(route.url):
-                    continue
-                raise
-            finally:
-                running.discard(connection)
-            if again and not self._drained(route.url):
-                self._idle.setdefault(route.url, []).append(connection)
-            else:
-                connection.abort()
-                if found.begun:
-                    client.close()  # as the engine's answer says, or because only the end of the connection ends it
-            return
+
+        again = await self._connections.send(route.url, request, self._body(route, request), found, on_connection=use)
+        if not again and found.begun:
+            client.close()
 
     def _body(self, route: Route, request: Request) -> bytes:
         """The request's own, with the rank of its session where an engine has several (SGLang's `routed_dp_rank`); one
@@ -218,13 +199,6 @@ class Router:
         inside = request.body.lstrip()[1:].lstrip()
         comma = b"" if inside.startswith(b"}") else b","
         return b'{"routed_dp_rank":%d%s' % (route.rank, comma) + inside
-
-    async def _connect(self, url: str) -> Exchange:
-        parts = urlsplit(url)
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(self.settings.connect_timeout):
-            _, exchange = await loop.create_connection(Exchange, parts.hostname or "", parts.port or 80)
-        return exchange
 
     async def _everywhere(self, request: Request, client: ClientConnection) -> None:
         """An abort goes to every engine: which of them runs the request is in its body, or was before a retry."""
@@ -245,9 +219,7 @@ class Router:
     async def drain(self, url: str, reason: str) -> None:
         """Route nothing there any more. What is on its way and unanswered starts over elsewhere."""
         self.table.engine(url).drained = reason
-        for connection in self._running.get(url, ()):
-            connection.fail(f"the engine was drained: {reason}")
-        self._forget_connections(url)
+        self._connections.end(url, f"the engine was drained: {reason}")
 
     async def remove(self, url: str) -> None:
         """As `drain`, for good. Raises `KeyError` for an unknown engine."""
@@ -259,15 +231,7 @@ class Router:
         return self.table.expire(asyncio.get_running_loop().time() - self.settings.session_ttl)
 
     def close(self) -> None:
-        for url in list(self._idle):
-            self._forget_connections(url)
-
-    def _drained(self, url: str) -> bool:
-        return url not in self.table or bool(self.table.engine(url).drained)
-
-    def _forget_connections(self, url: str) -> None:
-        for connection in self._idle.pop(url, ()):
-            connection.abort()
+        self._connections.close()
 
 
 def _error(status: int, message: str, code: str) -> bytes:

@@ -14,7 +14,16 @@ from typing import Protocol, cast
 import httptools
 import orjson
 
-__all__ = ["BrokenAnswerError", "Exchange", "Receiver", "Request", "answer", "request_head"]
+__all__ = [
+    "BodyExchange",
+    "BrokenAnswerError",
+    "EndedError",
+    "Exchange",
+    "Receiver",
+    "Request",
+    "answer",
+    "request_head",
+]
 
 _OF_ONE_HOP = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect")
@@ -71,8 +80,12 @@ class Receiver(Protocol):
     def take(self, data: bytes) -> None: ...
 
 
-class BrokenAnswerError(Exception):
+class BrokenAnswerError(ConnectionError):
     """The engine's connection ended or spoke no HTTP before its answer was whole."""
+
+
+class EndedError(BrokenAnswerError):
+    """It was ended on purpose, from this side."""
 
 
 class Exchange(asyncio.Protocol):
@@ -99,11 +112,11 @@ class Exchange(asyncio.Protocol):
         if not self._headers_seen:
             self._held.append(data)
         elif self._receiver is not None:
-            self._receiver.take(data)
+            self._hand_on(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self.fail(f"no HTTP: {error}")
+            self.fail(BrokenAnswerError(f"no HTTP: {error}"))
             return
         if not done.done() and self._headers_seen and self._held:
             self._release()
@@ -144,6 +157,11 @@ class Exchange(asyncio.Protocol):
     def usable(self) -> bool:
         return self.transport is not None and not self.transport.is_closing()
 
+    @property
+    def answered(self) -> bool:
+        """Whether the answer of the last request had begun."""
+        return self._headers_seen
+
     async def send(self, head: bytes, body: bytes, receiver: Receiver) -> bool:
         """Send a request and hand its answer to `receiver`; whether the connection may be used again. Cancelling it
         closes the connection, which tells the engine to stop. Raises `BrokenAnswerError`."""
@@ -175,14 +193,29 @@ class Exchange(asyncio.Protocol):
         if self.transport is not None:
             self.transport.abort()
 
-    def fail(self, reason: str) -> None:
-        """End the exchange that is on its way with a `BrokenAnswerError`, and the connection."""
+    def fail(self, error: Exception) -> None:
+        """End the exchange that is on its way with `error`, and the connection."""
         if self._done is not None and not self._done.done():
-            self._done.set_exception(BrokenAnswerError(reason))
+            self._done.set_exception(error)
         self.abort()
 
     def _release(self) -> None:
         if self._receiver is not None:
             for data in self._held:
-                self._receiver.take(data)
+                self._hand_on(data)
         self._held = []
+
+    def _hand_on(self, data: bytes) -> None:
+        assert self._receiver is not None
+        self._receiver.take(data)
+
+
+class BodyExchange(Exchange):
+    """An exchange whose receiver takes the answer's body, without head and framing."""
+
+    def on_body(self, data: bytes) -> None:
+        if self._receiver is not None:
+            self._receiver.take(data)
+
+    def _hand_on(self, data: bytes) -> None:
+        pass

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from miles_core.data.trajectory import NOT_SAMPLED, Status, Trajectory, Turn
@@ -69,7 +70,8 @@ def export(
         added = path[-1].added
         assert added is not None
         if len(found) < len(paths) or trained.get(order, 0) < len(added.logprobs):
-            found.append(_trajectory(path, trained, identity, index=len(found), max_tokens=max_tokens))
+            one = _trajectory(path, trained, identity, index=len(found), max_tokens=max_tokens)
+            found.append(dataclasses.replace(one, conversation=_conversation(tree, path)))
     return tuple(found)
 
 
@@ -129,6 +131,18 @@ def _trajectory(
         routed_experts=None if routes is None else routes[: max(length - 1, 0)],
         status=status,
     )
+
+
+def _conversation(tree: SessionTree, path: Sequence[Node]) -> str | None:
+    """The path's messages, the tools that they were asked with, and which messages are its turns' replies, as JSON text;
+    None where the turns were asked for in token ids."""
+    root = path[0].parent
+    said = [node.added.messages[1:-1] for node in path if node.added is not None]
+    if root is None or not all(said):
+        return None
+    replies = orjson.dumps([node.depth - 1 for node in path])
+    parts = (b'{"messages":[', b",".join(said), b'],"tools":', tree.tools_of(root), b',"replies":', replies, b"}")
+    return b"".join(parts).decode()
 
 
 def _versions(spans: Sequence[tuple[int, int]]) -> NDArray[np.int32]:

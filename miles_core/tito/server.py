@@ -5,11 +5,13 @@
 | `POST /sessions` | open a session; needs the admin token where the server has one |
 | `GET /sessions/ID`, `DELETE /sessions/ID` | its state; end it |
 | `POST /sessions/ID/export` | its trajectories, one Arrow IPC stream |
-| `POST /sessions/ID/v1/chat/completions`, `…/v1/responses`, `…/v1/messages`, `…/v1/messages/count_tokens` | a turn |
-| `GET /sessions/ID/v1/models`, `GET /health` | |
+| `POST /sessions/ID/v1/chat/completions`, `…/v1/responses`, `…/v1/messages` | a turn |
+| `POST /sessions/ID/inference/v1/generate` | a turn, tokens in and tokens out |
+| `POST /sessions/ID/v1/messages/count_tokens`, `GET /sessions/ID/v1/models` | |
+| `GET /health`, `GET /openapi.json` | |
 
-`/v1/…` without a session's path takes the id from the header `X-Session-ID`. A session's token goes in `Authorization:
-Bearer` or `x-api-key`.
+`/v1/…` and `/inference/…` without a session's path take the id from the header `X-Session-ID`. A session's token goes
+in `Authorization: Bearer` or `x-api-key`.
 """
 
 from __future__ import annotations
@@ -24,12 +26,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from miles_core import __version__
 from miles_core.errors import EngineError, EngineRefusal, EngineUnavailable
 from miles_core.tito.dialects.anthropic import AnthropicDialect
 from miles_core.tito.dialects.base import Dialect, expect, get
 from miles_core.tito.dialects.chat import ChatDialect
 from miles_core.tito.dialects.responses import ResponsesDialect
+from miles_core.tito.dialects.tokens import TokenDialect
 from miles_core.tito.export import PICKERS, Identity, export, to_ipc
+from miles_core.tito.openapi import openapi_document
 from miles_core.tito.sessions import Session, SessionSettings, SessionStore
 from miles_core.tito.streaming import Progress
 from miles_core.tito.tree import TurnConflictError, TurnRefusedError
@@ -42,6 +47,7 @@ _TURNS: dict[str, Dialect] = {
     "v1/chat/completions": _CHAT,
     "v1/responses": _RESPONSES,
     "v1/messages": _ANTHROPIC,
+    "inference/v1/generate": TokenDialect(),
 }
 _GONE = (404, "no session of this id: it has ended, expired or never was", "session_not_found")
 
@@ -128,6 +134,8 @@ class SessionApp:
         method = request.method
         if tail == "health" and method == "GET":
             return _json({"status": "ok", "sessions": len(self.store)})
+        if session_id is None and tail == "openapi.json" and method == "GET":
+            return _json(openapi_document(__version__, opens=self._settings is not None))
         if session_id == "" and not tail:
             return await self._open(request)
         if session_id is None:
@@ -138,7 +146,7 @@ class SessionApp:
         if session is None:
             raise HttpError(*_GONE)
         match (method, tail):
-            case ("POST", "v1/chat/completions" | "v1/responses" | "v1/messages"):
+            case ("POST", path) if path in _TURNS:
                 self._authorize(request, session)
                 return await self._turn(request, session, dialect, send)
             case ("POST", "v1/messages/count_tokens"):
@@ -244,12 +252,15 @@ class SessionApp:
         gone.add_done_callback(lambda _: task.cancel())
         writer, begun = dialect.stream(turn), False
 
+        def head() -> bytes:
+            """What comes before the first event; events are numbered in the order in which they are made."""
+            return b"" if begun else writer.start()
+
         async def write(data: bytes, *, more: bool = True) -> None:
             nonlocal begun
             if not begun:
                 begun = True
                 await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
-                data = writer.start() + data
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
         try:
@@ -260,10 +271,11 @@ class SessionApp:
                     break
                 new = progress.take()
                 if any(new):
-                    await write(writer.delta(*new))
+                    await write(head() + writer.delta(*new))
             reply = task.result()
             rest = progress.take()
-            await write((writer.delta(*rest) if any(rest) else b"") + writer.finish(reply), more=False)
+            delta = head() + (writer.delta(*rest) if any(rest) else b"")
+            await write(delta + writer.finish(reply), more=False)
         except (Exception, asyncio.CancelledError) as error:
             if gone.done():
                 raise ClientDisconnect from error

@@ -10,9 +10,13 @@ from collections.abc import Iterator
 
 import uvicorn
 
+from miles_core.garbage import Freezer
 from miles_core.tito.server import SessionApp
 
 __all__ = ["SessionServer"]
+
+_TICKS = 5
+"""Garbage collections between two sweeps."""
 
 
 class _Server(uvicorn.Server):
@@ -70,9 +74,17 @@ class SessionServer:
         self._tasks = []
         sweeping.cancel()
         self._server.should_exit = True
-        await asyncio.gather(serving, sweeping, return_exceptions=True)
+        for result in await asyncio.gather(serving, sweeping, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
 
     async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(self._sweep_seconds)
-            self.app.store.expire()
+        freezer = Freezer()
+        try:
+            while True:
+                for _ in range(_TICKS):
+                    await asyncio.sleep(self._sweep_seconds / _TICKS)
+                    freezer.tick(idle=not self.app.store.running)
+                self.app.store.expire()
+        finally:
+            freezer.close()

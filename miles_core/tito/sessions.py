@@ -24,6 +24,8 @@ from miles_core.contracts.families import ModelFamily, Tokenizer
 from miles_core.contracts.matchers import MessageMatcher
 from miles_core.data.seeds import derive_seed
 from miles_core.errors import EngineError, EngineUnavailable
+from miles_core.tito.history import History, Known
+from miles_core.tito.prompts import TOKENS, digest_of_ids, prompt_digests
 from miles_core.tito.streaming import Progress, cut_at_stop
 from miles_core.tito.suffix import Suffix, turn_suffix
 from miles_core.tito.tree import Added, Mode, Node, Part, Plan, SessionTree, TurnRefusedError, sampled_columns
@@ -89,6 +91,7 @@ class Session:
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self._codec = codec
+        self._known: Known | None = None
         self._running: set[asyncio.Task[Any]] = set()
 
     @property
@@ -114,18 +117,24 @@ class Session:
     async def turn(self, request: TurnRequest, progress: Progress | None = None) -> Reply:
         """Sample one reply and record it. Raises `TurnConflictError`, `TurnRefusedError`, `BadRequestError`, and the
         engine's `EngineError`."""
+        if request.ids is not None:
+            return await self._turn_of_ids(request, request.ids)
         self.touched = time.monotonic()
         messages = self.conversation(request)
-        plan = self.tree.plan(*self._key(messages, request.tools))
+        identity, digests, known = self._key(messages, request.tools)
+        plan = self.tree.plan(identity, digests, known=known)
         try:
             suffix = await self._suffix(plan.parent, messages, request.tools)
             ids = np.concatenate([plan.parent.ids(suffix.drop), suffix.ids])
             stops = (*self.settings.sampling.stop, *request.stop)
             generations = await self._generate(ids, self._sampling(request, plan, ids, suffix), progress)
-            message, ended_by = self._message(generations, stops)
+            message, ended_by = self._message(generations, stops, request.tools)
             if progress is not None:
                 progress.finish(message)
-            self._commit(plan, suffix, request.turn_id, messages, message, generations)
+            node = self._commit(plan, suffix, request.turn_id, messages, message, generations)
+            self._known = Known(node, identity, messages, digests)
+            if request.tools and identity not in self.tree.tools:
+                self.tree.tools[identity] = orjson.dumps(request.tools)
         finally:
             self.tree.release(plan)
             self.touched = time.monotonic()
@@ -141,20 +150,46 @@ class Session:
             completion_tokens=sum(len(g.token_ids) for g in generations),
         )
 
+    async def _turn_of_ids(self, request: TurnRequest, ids: NDArray[np.int32]) -> Reply:
+        """As `turn`, for a prompt of token ids; the reply has generations and no message."""
+        self.touched = time.monotonic()
+        plan = self.tree.plan(TOKENS, prompt_digests(self.tree, ids))
+        try:
+            suffix = Suffix(drop=0, ids=ids[plan.parent.length :])
+            generations = await self._generate(ids, self._sampling(request, plan, ids, suffix), None)
+            sampled = np.concatenate([g.token_ids for g in generations]).astype(np.int32, copy=False)
+            self._record(plan, suffix, request.turn_id, b"[]", digest_of_ids(sampled), generations)
+        finally:
+            self.tree.release(plan)
+            self.touched = time.monotonic()
+        first, last = generations[0], generations[-1]
+        self.prompt_tokens += first.prompt_tokens
+        self.cached_tokens += first.cached_tokens
+        return Reply(
+            message={},
+            finish_reason=last.finish_reason,
+            stop_sequence=None,
+            prompt_tokens=len(ids),
+            cached_tokens=first.cached_tokens,
+            completion_tokens=len(sampled),
+            generations=tuple(generations),
+        )
+
     async def count(self, request: TurnRequest) -> int:
         """Tokens of the prompt that `turn` would send; nothing is reserved or recorded."""
         messages = self.conversation(request)
-        parent = self.tree.match(*self._key(messages, request.tools)) or Node(None, (), None, 0)
+        identity, digests, known = self._key(messages, request.tools)
+        parent = self.tree.match(identity, digests, known=known) or Node(None, (), None, 0)
         suffix = await self._suffix(parent, messages, request.tools)
         return parent.length - suffix.drop + len(suffix.ids)
 
-    def conversation(self, request: TurnRequest) -> Sequence[Mapping[str, Any]]:
+    def conversation(self, request: TurnRequest) -> History:
         """The whole history that a request stands for."""
         if not request.messages:
             raise BadRequestError("there is no message to answer")
-        messages = request.messages
+        messages = request.messages if isinstance(request.messages, History) else History(request.messages)
         if request.previous is not None:
-            messages = [*self.messages(self._node(request.previous)), *messages]
+            messages = History([*self.messages(self._node(request.previous)), *messages])
         if messages[-1].get("role") == "assistant":
             raise BadRequestError("the last message is the assistant's own; send the message that it answers")
         return messages
@@ -169,15 +204,18 @@ class Session:
 
     def _node(self, turn_id: str) -> Node:
         for node in self.tree.walk():
-            if node.added is not None and node.added.turn_id == turn_id:
-                return node
+            if node.added is not None and node.added.turn_id == turn_id and node.added.messages != b"[]":
+                return node  # a turn of token ids has no messages to go on from
         raise BadRequestError(f"this session has no turn {turn_id!r}", code="previous_response_not_found")
 
     def _key(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
-    ) -> tuple[bytes, tuple[bytes, ...]]:
+        self, messages: History, tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[bytes, tuple[bytes, ...], Node | None]:
+        """The root's identity, a digest a message, and the turn whose request is known to be repeated, if one is."""
         identity = xxhash.xxh3_128_digest(orjson.dumps(tools)) if tools else b""
-        return identity, tuple(map(self._codec.matcher.digest, messages))
+        repeated = () if self._known is None else self._known.repeated(identity, messages)
+        digests = (*repeated, *map(self._codec.matcher.digest, messages[len(repeated) :]))
+        return identity, digests, self._known.node if self._known is not None and repeated else None
 
     async def _suffix(
         self, parent: Node, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
@@ -218,7 +256,7 @@ class Session:
                 own,
                 max_new_tokens=min(wanted, room),
                 stop=(*own.stop, *request.stop),
-                stop_token_ids=tuple(sorted({*own.stop_token_ids, *self._codec.stop_ids()})),
+                stop_token_ids=tuple(sorted({*own.stop_token_ids, *self._codec.stop_ids(), *request.stop_token_ids})),
                 seed=seed,
                 **chosen,
             )
@@ -262,10 +300,12 @@ class Session:
                 seed=None if seed is None else derive_seed(seed, "resumed", len(done)),
             )
 
-    def _message(self, generations: Sequence[Generation], stops: Sequence[str]) -> tuple[dict[str, Any], str | None]:
+    def _message(
+        self, generations: Sequence[Generation], stops: Sequence[str], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[dict[str, Any], str | None]:
         """The assistant's message, and the stop string that ended it."""
         ids = [i for g in generations for i in g.token_ids.tolist()]
-        parsed = self._codec.family.parse(ids, self._codec.tokenizer)
+        parsed = self._codec.family.parse(ids, self._codec.tokenizer, tools=tools)
         content, ended_by = parsed.content, None
         if stops and generations[-1].finish_reason == "stop":
             content, ended_by = cut_at_stop(content, stops)
@@ -281,6 +321,13 @@ class Session:
         message: Mapping[str, Any],
         generations: Sequence[Generation],
     ) -> Node:
+        said = orjson.dumps([*messages[plan.parent.depth :], message])
+        return self._record(plan, suffix, turn_id, said, self._codec.matcher.digest(message), generations)
+
+    def _record(
+        self, plan: Plan, suffix: Suffix, turn_id: str, said: bytes, reply: bytes, generations: Sequence[Generation]
+    ) -> Node:
+        """Commit a finished turn: `said` is the JSON of its messages, `reply` the digest of what was answered."""
         sampled, logprobs, versions = sampled_columns(generations)
         added = Added(
             turn_id=turn_id,
@@ -302,10 +349,10 @@ class Session:
                 )
                 for g in generations
             ),
-            messages=orjson.dumps([*messages[plan.parent.depth :], message]),
+            messages=said,
             routes=new_routes(plan.parent, suffix.drop, len(suffix.ids), generations),
         )
-        return self.tree.commit(plan, self._codec.matcher.digest(message), added)
+        return self.tree.commit(plan, reply, added)
 
 
 def _behind(sampled: Sequence[int], progress: Progress) -> Callable[[Sequence[int]], None]:
@@ -350,6 +397,11 @@ class SessionStore:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    @property
+    def running(self) -> int:
+        """Turns under way in all of them."""
+        return sum(session.running for session in self._sessions.values())
 
     def open(self, settings: SessionSettings) -> Session:
         """A new session. Raises `TurnRefusedError` when the server holds as many as it may."""

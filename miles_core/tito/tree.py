@@ -8,6 +8,7 @@ is one contiguous sequence of tokens. Nothing here changes before `commit`: a tu
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -70,22 +71,48 @@ class Added:
 
 
 class Node:
-    """A finished turn, or a root (`added` None): one root for each set of tools that a session was asked with."""
+    """A finished turn, or a root (`added` None): one root for each set of tools that a session was asked with.
 
-    __slots__ = ("added", "attempts", "children", "depth", "digests", "length", "order", "parent", "pending")
+    A node holds its children, and its tree holds the roots: when that goes, all goes at once, uncollected.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_parent",
+        "added",
+        "attempts",
+        "children",
+        "depth",
+        "digests",
+        "length",
+        "order",
+        "pending",
+        "turns",
+    )
 
     def __init__(self, parent: Node | None, digests: Digests, added: Added | None, order: int) -> None:
-        self.parent = parent
+        self._parent = None if parent is None else weakref.ref(parent)
         self.digests = digests
         self.added = added
         self.order = order
         self.children: tuple[Node, ...] = ()
         self.depth: int = len(digests) + (0 if parent is None else parent.depth)
         self.length: int = 0 if parent is None or added is None else parent.length - added.drop + len(added.ids)
+        self.turns: int = 0 if parent is None else parent.turns + 1
+        """Turns up to this one."""
         self.attempts = 0
         """Turns that were ever committed behind this node."""
         self.pending = 0
         """Turns behind this node that are under way."""
+
+    @property
+    def parent(self) -> Node | None:
+        """The turn before; None for a root."""
+        if self._parent is None:
+            return None
+        found = self._parent()
+        assert found is not None, "a node is read while its tree is there"
+        return found
 
     def path(self) -> list[Node]:
         """The turns from the first to this one."""
@@ -107,10 +134,6 @@ class Node:
             drop, node = node.added.drop, node.parent
         pieces.reverse()
         return np.concatenate(pieces) if pieces else np.zeros(0, np.int32)
-
-    @property
-    def turns(self) -> int:
-        return len(self.path())
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -139,19 +162,27 @@ class SessionTree:
         self.nodes = 0
         self.tokens = 0
         self._roots: dict[bytes, Node] = {}
+        self.tools: dict[bytes, bytes] = {}
+        """JSON of the tools that the identity of a root stands for, where there are any."""
         self._created = 0
         self._leaf: Node | None = None
         self._open: set[Plan] = set()
 
     # Matching.
 
-    def match(self, identity: bytes, digests: Digests) -> Node | None:
+    def match(self, identity: bytes, digests: Digests, *, known: Node | None = None) -> Node | None:
         """The deepest node whose path repeats the first messages of a request, the newest of equals; None for a root
-        that there is not. Costs one comparison a node of the path, and one a sibling."""
-        root = self._roots.get(identity)
-        if root is None:
+        that there is not. Costs one comparison a node of the path, and one a sibling.
+
+        `known` is a node whose messages up to its reply the caller knows to be repeated. Where nothing branches,
+        nothing before it is compared.
+        """
+        best = self._roots.get(identity)
+        if best is None:
             return None
-        best, waiting = root, [root]
+        if known is not None and known.parent is not None and known.turns == self.nodes and len(self._roots) == 1:
+            best = known.parent
+        waiting = [best]
         while waiting:
             node = waiting.pop()
             if (node.depth, node.order) > (best.depth, best.order):
@@ -159,13 +190,13 @@ class SessionTree:
             waiting.extend(c for c in node.children if digests[node.depth : c.depth] == c.digests)
         return best
 
-    def plan(self, identity: bytes, digests: Digests) -> Plan:
-        """Reserve a turn for a request; the caller commits the plan or releases it. Raises `TurnConflictError` where
-        the mode, a turn under way or a parent that ended by length forbid it, `TurnRefusedError` when the session is
-        full."""
+    def plan(self, identity: bytes, digests: Digests, *, known: Node | None = None) -> Plan:
+        """Reserve a turn for a request (arguments as of `match`); the caller commits the plan or releases it. Raises
+        `TurnConflictError` where the mode, a turn under way or a parent that ended by length forbid it,
+        `TurnRefusedError` when the session is full."""
         if self.nodes + len(self._open) >= self.max_nodes:
             raise TurnRefusedError(f"the session holds {self.nodes} turns, its limit; start another session")
-        parent, replaces = self.match(identity, digests), None
+        parent, replaces = self.match(identity, digests, known=known), None
         if self.mode == "linear" and self._open:
             raise TurnConflictError("another turn of this linear session is under way; wait for its answer")
         if self.mode == "linear" and self._leaf is not None and parent is not self._leaf:
@@ -226,6 +257,11 @@ class SessionTree:
 
     # Reading.
 
+    def tools_of(self, root: Node) -> bytes:
+        """JSON of the tools that the turns under a root were asked with."""
+        identity = next(key for key, known in self._roots.items() if known is root)
+        return self.tools.get(identity, b"[]")
+
     @property
     def busy(self) -> bool:
         return bool(self._open)
@@ -252,6 +288,8 @@ def spans_of(versions: NDArray[np.int32]) -> tuple[tuple[int, int], ...]:
     """Runs of equal versions as (version, count)."""
     if not len(versions):
         return ()
+    if (versions == versions[0]).all():  # nearly always
+        return ((int(versions[0]), len(versions)),)
     starts = np.flatnonzero(np.concatenate([[True], versions[1:] != versions[:-1]]))
     counts = np.diff(np.append(starts, len(versions)))
     return tuple((int(versions[s]), int(c)) for s, c in zip(starts, counts, strict=True))
@@ -261,6 +299,10 @@ def sampled_columns(
     generations: Sequence[Generation],
 ) -> tuple[NDArray[np.int32], NDArray[np.float32], tuple[tuple[int, int], ...]]:
     """Ids, log-probs and version spans of a turn that took these generations, one behind the other."""
+    if len(generations) == 1:
+        (only,) = generations
+        ids, logprobs = only.token_ids.astype(np.int32, copy=False), only.logprobs.astype(np.float32, copy=False)
+        return ids, logprobs, spans_of(only.versions)
     return (
         np.concatenate([g.token_ids for g in generations]).astype(np.int32, copy=False),
         np.concatenate([g.logprobs for g in generations]).astype(np.float32, copy=False),

@@ -22,6 +22,7 @@ from miles_core.tito.dialects.base import (
     stop_strings,
     text_blocks,
 )
+from miles_core.tito.history import History
 from miles_core.tito.turns import BadRequestError, Reply, TurnRequest
 
 __all__ = ["ChatDialect"]
@@ -59,7 +60,7 @@ class ChatDialect:
         no_constraint(body.get("tool_choice"), "tool_choice", ("auto",), offered=bool(tools))
         options = get(body, "stream_options", dict, {})
         return TurnRequest(
-            messages=[_message(m, i) for i, m in enumerate(expect(body.get("messages"), list, "messages"))],
+            messages=History(expect(body.get("messages"), list, "messages"), _message),
             model=get(body, "model", str, ""),
             tools=tools,
             stream=get(body, "stream", bool, False),

@@ -243,7 +243,7 @@ def _messages(items: list[Any]) -> Iterator[dict[str, Any]]:
     reply: dict[str, Any] | None = None
     for index, item in enumerate(items):
         where = f"input[{index}]"
-        kind = expect(item, dict, where).get("type", "message")
+        kind = expect(expect(item, dict, where).get("type", "message"), str, f"{where}.type")
         role = item.get("role") if kind == "message" else None
         if kind in _CALLS or kind == "reasoning" or role == "assistant":
             starts = kind == "reasoning" or (role == "assistant" and reply is not None and reply["content"])

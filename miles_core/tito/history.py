@@ -1,0 +1,76 @@
+"""A request's messages, read only as far as they are new.
+
+A harness repeats its whole history in every request, and only its end differs from what the session has seen. One
+checksum over the JSON of the repeated part costs little beside converting and digesting every message of it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+import orjson
+import xxhash
+
+if TYPE_CHECKING:
+    from miles_core.tito.tree import Node
+
+__all__ = ["History", "Known"]
+
+Message = Mapping[str, Any]
+
+
+class History(Sequence[Message]):
+    """The messages that `convert(raw[i], i)` gives, each converted when it is first read.
+
+    `convert` raises `BadRequestError` for what a client got wrong; it is a pure function.
+    """
+
+    def __init__(self, raw: Sequence[Any], convert: Callable[[Any, int], Message] | None = None) -> None:
+        """Without `convert` the raw messages are the messages."""
+        self._raw = raw
+        self._convert = convert
+        self._read: dict[int, Message] = {}
+
+    def __len__(self) -> int:
+        return len(self._raw)
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Message]: ...
+
+    def __getitem__(self, index: int | slice) -> Message | list[Message]:
+        if isinstance(index, slice):
+            return [self._at(i) for i in range(*index.indices(len(self._raw)))]
+        return self._at(range(len(self._raw))[index])
+
+    def _at(self, index: int) -> Message:
+        found = self._read.get(index)
+        if found is None:
+            raw = self._raw[index]
+            found = self._read[index] = raw if self._convert is None else self._convert(raw, index)
+        return found
+
+    def fingerprint(self, count: int) -> bytes:
+        """Of the first `count` messages as the client wrote them: equal for equal messages that are converted alike."""
+        kind = b"" if self._convert is None else self._convert.__module__.encode()
+        return xxhash.xxh3_128_digest(kind + b"\0" + orjson.dumps(list(self._raw[:count])))
+
+
+class Known:
+    """The history of a session's last turn: the digests of its messages, by one fingerprint of them all. `node` is that
+    turn."""
+
+    def __init__(self, node: Node, identity: bytes, history: History, digests: tuple[bytes, ...]) -> None:
+        self.node = node
+        self._identity = identity
+        self._digests = digests
+        self._fingerprint = history.fingerprint(len(digests))
+
+    def repeated(self, identity: bytes, history: History) -> tuple[bytes, ...]:
+        """The digests of the first messages of `history`: all of ours when it begins with them, otherwise none."""
+        count = len(self._digests)
+        same = self._identity == identity and len(history) >= count and history.fingerprint(count) == self._fingerprint
+        return self._digests if same else ()
