@@ -143,6 +143,38 @@ TERMS = [
 ]
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "term", [*TERMS, Kl(KlConfig(estimator="k2")), Value(ValueConfig(clip=None))], ids=lambda t: type(t).__name__
+)
+def test_the_gradient_by_finite_differences(term, seed):
+    """Two trajectories, one token of each masked, every input that a term may differentiate; float64."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def column(scale=1.0):
+        return scale * torch.randn(8, dtype=torch.float64, generator=draw)
+
+    fixed = {name: column() for name in ("advantages", "corrections", "returns")}
+    near = {name: column(0.5) - 1 for name in ("old_logprobs", "rollout_logprobs", "reference_logprobs")}
+    near |= {"teacher_logprobs": column(0.5) - 1, "old_values": column()}
+    mask = torch.tensor([True, True, False, True, True, True, False, True])
+
+    def loss(logprobs, entropy, values):
+        batch = MicroBatch(
+            offsets=torch.tensor([0, 4, 8]),
+            loss_mask=mask,
+            logprobs=logprobs,
+            entropy=entropy,
+            values=values,
+            **fixed,
+            **near,
+        )
+        return torch.where(mask, term.loss(batch).per_token, 0.0)
+
+    inputs = [column(0.5) - 1, column().abs(), column()]
+    assert torch.autograd.gradcheck(loss, [x.requires_grad_() for x in inputs])
+
+
 @pytest.mark.parametrize("term", TERMS, ids=lambda t: type(t).__name__)
 def test_what_is_masked_makes_no_nan(slow, term):
     """Garbage at masked tokens reaches neither the loss nor the gradient."""
