@@ -54,6 +54,7 @@ def quickstart(session: nox.Session) -> None:
     """Post-train a real model on this machine, about six minutes on two cores."""
     install(session, ".[train,tasks]", model=True)
     session.run("miles", "train", "examples/quickstart.toml", *session.posargs)
+    session.log(f"`miles` is {Path(session.bin) / 'miles'}; put its directory on your PATH for the commands above")
 
 
 @nox.session

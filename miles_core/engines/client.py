@@ -269,8 +269,8 @@ def _fail(asked: Sequence[_Ask], error: BaseException) -> None:
 
 
 class _Answers:
-    """Receives the stream of one exchange, and takes it apart into events (WHATWG HTML, section 9.2). Lines may be of any
-    length; what follows `[DONE]` is not looked at."""
+    """Receives the stream of one exchange, and takes it apart into events (WHATWG HTML, section 9.2). Lines may be
+    of any length; what follows `[DONE]` is not looked at."""
 
     def __init__(self, asked: Sequence[_Ask], take: Callable[[bytes, Sequence[_Ask], dict[str, _Ask]], None]) -> None:
         self.status = 0

@@ -55,6 +55,20 @@ def test_the_page_says_what_the_run_was(finished_run: Path, tmp_path: Path) -> N
     assert not parser.open
 
 
+def test_what_was_zero_throughout_is_said_and_not_drawn(finished_run: Path, tmp_path: Path) -> None:
+    page = write_report(RunDirectory.open(finished_run, write=False), tmp_path / "r.html").read_text()
+    assert "<figcaption>loss</figcaption>" in page
+    assert "<figcaption>largest staleness of a trained group</figcaption>" not in page
+    assert re.search("Zero throughout: [^<]*largest staleness of a trained group", page)
+
+
+def test_names_of_lines_that_end_together_stand_apart() -> None:
+    chart = curve({"a": [(0, 0, 0), (1, 1, 0)], "b": [(0, 0, 0), (1, 0.99, 0)]}, title="t")
+    heights = [float(y) for y in re.findall(r'class="name[^>]* y="([0-9.]+)"', chart)]
+    assert len(heights) == 2
+    assert abs(heights[0] - heights[1]) >= 12
+
+
 def test_nothing_comes_from_outside(finished_run: Path, tmp_path: Path) -> None:
     page = write_report(RunDirectory.open(finished_run, write=False), tmp_path / "r.html").read_text()
     assert not re.search(r"""(src|href)\s*=\s*["']?(https?:|//)|@import|url\(""", page)

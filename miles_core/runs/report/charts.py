@@ -13,6 +13,7 @@ Point = tuple[float, float, float]
 
 WIDTH, HEIGHT = 420, 190
 LEFT, RIGHT, TOP, BOTTOM = 48, 14, 12, 26
+_NAME_HEIGHT = 13
 
 
 def curve(series: Mapping[str, Sequence[Point]], *, title: str, x_label: str = "step") -> str:
@@ -58,14 +59,22 @@ def curve(series: Mapping[str, Sequence[Point]], *, title: str, x_label: str = "
                     f'<circle class="dot s{number}" cx="{sx(x):.1f}" cy="{sy(y):.1f}" r="2.6">'
                     f"<title>{escape(label)}</title></circle>"
                 )
-        if len(series) > 1:
-            x, y, _ = ordered[-1]
-            parts.append(
-                f'<text class="name s{number}" x="{sx(x) - 4:.1f}" y="{sy(y) - 7:.1f}" '
-                f'text-anchor="end">{escape(name)}</text>'
-            )
+    if len(series) > 1:
+        parts += _names({name: (sx(max(one)[0]), sy(max(one)[1])) for name, one in series.items()})
     parts.append("</svg>")
     return "".join(parts)
+
+
+def _names(ends: Mapping[str, tuple[float, float]]) -> list[str]:
+    """The name of each series above the end of its line; names that would stand on each other are moved apart."""
+    parts: list[str] = []
+    lowest = float(TOP)
+    numbers = {name: number for number, name in enumerate(ends)}
+    for name, (x, y) in sorted(ends.items(), key=lambda end: end[1][1]):
+        lowest = max(lowest + _NAME_HEIGHT, y - 7)
+        place = f'x="{x - 4:.1f}" y="{lowest:.1f}" text-anchor="end"'
+        parts.append(f'<text class="name s{numbers[name]}" {place}>{escape(name)}</text>')
+    return parts
 
 
 def bars(counts: Mapping[str, float], *, title: str) -> str:

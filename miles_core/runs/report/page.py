@@ -60,7 +60,7 @@ def _content(run: RunDirectory) -> dict[str, Any]:
     ledger = Ledger(run.ledger_file)
     try:
         drops = dict(sorted(ledger.drops().items(), key=lambda item: -item[1]))
-        charts = _charts(store)
+        charts, zero = _charts(store)
         spans = store.spans()
         headline = _headline(store)
         evaluations = evaluation_rows(store)
@@ -77,6 +77,7 @@ def _content(run: RunDirectory) -> dict[str, Any]:
         "headline": headline,
         "evaluations": evaluations,
         "charts": charts,
+        "zero": zero,
         "timeline": timeline(spans, title="what each part did, over wall-clock time"),
         "staleness": bars(staleness, title="trained tokens by staleness in versions"),
         "drops": bars({k: float(v) for k, v in drops.items()}, title="dropped groups by reason"),
@@ -126,8 +127,9 @@ def evaluation_rows(store: MetricsStore) -> list[dict[str, Any]]:
     return rows
 
 
-def _charts(store: MetricsStore) -> list[tuple[str, str]]:
-    charts = []
+def _charts(store: MetricsStore) -> tuple[list[tuple[str, str]], list[str]]:
+    """Titles and charts, and the titles of those that would be a line at zero."""
+    charts, zero = [], []
     held_out: dict[str, list[Point]] = {}
     for name in store.names("eval"):
         if name.endswith("/mean"):
@@ -143,8 +145,11 @@ def _charts(store: MetricsStore) -> list[tuple[str, str]]:
     charts.append(("reward of training batches ± standard error", curve({"reward": reward}, title="reward")))
     for kind, name, title in _CURVES:
         series = [(float(s), v, 0.0) for s, v in store.series(kind, name)]
-        charts.append((title, curve({title: series}, title=title)))
-    return [(title, chart) for title, chart in charts if chart]
+        if series and not any(value for _, value, _ in series):
+            zero.append(title)
+        else:
+            charts.append((title, curve({title: series}, title=title)))
+    return [(title, chart) for title, chart in charts if chart], zero
 
 
 def _readings(run: RunDirectory, model: str) -> list[tuple[str, list[Reading]]]:
