@@ -19,6 +19,7 @@ from miles_core.contracts.component import Component, ComponentConfig
 from miles_core.plugins import REGISTRATION_HOOKS, PluginManager
 from miles_core.simulation.distributions import Distribution
 from miles_core.simulation.scenario import Scenario
+from miles_core.simulation.sync_scenario import SyncScenario
 from miles_core.testing.scaffold import plugin_files
 
 
@@ -35,6 +36,7 @@ def pages() -> dict[str, str]:
         "config": _config(),
         "components": _components(),
         "simulation": _scenario(),
+        "sync-simulation": _sync_scenario(),
         "hooks": _hooks(),
         "contracts": _contracts(),
         "cli": _commands(),
@@ -76,6 +78,17 @@ def _scenario() -> str:
         if name != "schedule":
             lines += ["", f"## `[{name}]`", "", inspect.cleandoc(model.__doc__ or ""), "", _table(model)]
     lines += ["", "## Distributions", "", inspect.cleandoc(Distribution.__doc__ or ""), "", _table(Distribution)]
+    return "\n".join(lines)
+
+
+def _sync_scenario() -> str:
+    lines = [
+        "# Publishing scenario keys",
+        "",
+        "What [`miles simulate sync`](../publishing-model.md) reads: `[model]` or `[weights]`, and the others.",
+    ]
+    for name, model in _sections(SyncScenario):
+        lines += ["", f"## `[{name}]`", "", inspect.cleandoc(model.__doc__ or ""), "", _table(model)]
     return "\n".join(lines)
 
 
