@@ -10,7 +10,7 @@ import abc
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 from miles_core.contracts.component import Component, ConfigT
 
@@ -32,8 +32,12 @@ __all__ = [
     "OnTokens",
     "PauseMode",
     "Sampling",
+    "TokenIds",
     "WeightWitness",
 ]
+
+TokenIds: TypeAlias = "Sequence[int] | NDArray[np.int32]"
+"""A prompt. An array costs a tenth of a list on its way to the engine."""
 
 OnTokens = Callable[[Sequence[int]], None]
 
@@ -93,7 +97,7 @@ class EngineClient(Protocol):
 
     async def generate(
         self,
-        input_ids: Sequence[int],
+        input_ids: TokenIds,
         sampling: Sampling,
         *,
         routing_key: str = "",

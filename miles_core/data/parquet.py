@@ -38,8 +38,8 @@ def trajectories_of(table: Any) -> list[Trajectory]:
 
 
 def rollout_table(trajectories: Iterable[Trajectory], *, step: int, policy_version: int) -> Any:
-    """A pyarrow table, one row a trajectory. `weights` is there when a trajectory of the table has them.
-    `routed_experts` is flat int16 (int32 when an id needs it), with its shape."""
+    """A pyarrow table, one row a trajectory. `weights` and `conversation` are there when a trajectory of the table has
+    them. `routed_experts` is flat int16 (int32 when an id needs it), with its shape."""
     import pyarrow as pa
 
     rows = list(trajectories)
@@ -63,6 +63,8 @@ def rollout_table(trajectories: Iterable[Trajectory], *, step: int, policy_versi
     if any(t.weights is not None for t in rows):
         weights = [np.ones(len(t), np.float32) if t.weights is None else t.weights for t in rows]
         columns["weights"] = _lists(pa, weights, pa.float32())
+    if any(t.conversation is not None for t in rows):
+        columns["conversation"] = pa.array([t.conversation for t in rows], pa.string())
     columns["turns"] = pa.array([orjson.dumps(t.turns).decode() for t in rows], pa.string())
     if any(t.routed_experts is not None for t in rows):
         routes = [np.zeros((0, 0, 0), np.int16) if t.routed_experts is None else t.routed_experts for t in rows]
@@ -106,6 +108,7 @@ def _trajectory(row: Mapping[str, Any]) -> Trajectory:
         reward=orjson.loads(row["rewards"]) if row["rewards"] else row["reward"],
         status=Status(row["status"]),
         weights=None if row.get("weights") is None else np.array(row["weights"], np.float32),
+        conversation=row.get("conversation"),
         **_teacher_fields(row, len(row["token_ids"])),
     )
 

@@ -57,6 +57,7 @@ class Trajectory:
     | `teacher_logprobs` | float32 [T], optional | a teacher's log-prob of each token, at the sampling temperature |
     | `teacher_top_ids` | int32 [T, k], optional | the teacher's k likeliest tokens at each position, row 0 unused |
     | `teacher_top_logprobs` | float32 [T, k], with the ids | their log-probs, at the sampling temperature |
+    | `conversation` | JSON text, optional | `messages`, `tools`, and `replies`: indices of the messages sampled here |
     | `routed_experts` | int16 or int32 [T−1, layers, k], optional | row i routed the position that predicts token i+1 |
 
     Raises `ValueError` when columns disagree: the law is that every masked-in token was sampled, and every
@@ -79,6 +80,7 @@ class Trajectory:
     teacher_logprobs: NDArray[np.float32] | None = None
     teacher_top_ids: NDArray[np.int32] | None = None
     teacher_top_logprobs: NDArray[np.float32] | None = None
+    conversation: str | None = None
 
     def __post_init__(self) -> None:
         for name, dtype in (

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import orjson
 
-from miles_core.contracts.engines import Generation, OnTokens, PauseMode, Sampling
+from miles_core.contracts.engines import Generation, OnTokens, PauseMode, Sampling, TokenIds
 from miles_core.engines.wire import parse_generation, sampling_params
 from miles_core.errors import EngineError, EngineRefusal
 from miles_core.http import JsonHttp, check_status
@@ -32,7 +32,7 @@ class _Ask:
     """A generation on its way: the request's own fields, and the future that its answer resolves."""
 
     request_id: str
-    input_ids: list[int]
+    input_ids: TokenIds
     params: dict[str, Any]
     priority: int
     started: float
@@ -77,7 +77,7 @@ class EngineConnection:
 
     async def generate(
         self,
-        input_ids: Sequence[int],
+        input_ids: TokenIds,
         sampling: Sampling,
         *,
         routing_key: str = "",
@@ -91,7 +91,7 @@ class EngineConnection:
         loop = asyncio.get_running_loop()
         ask = _Ask(
             request_id=uuid.uuid4().hex,
-            input_ids=input_ids if isinstance(input_ids, list) else [int(i) for i in input_ids],
+            input_ids=input_ids if isinstance(input_ids, list | np.ndarray) else [int(i) for i in input_ids],
             params=sampling_params(sampling, told=on_tokens is not None),
             priority=priority,
             started=time.time(),
@@ -119,7 +119,7 @@ class EngineConnection:
             experts_per_token=self._experts_per_token,
         )
 
-    def _check_ids(self, input_ids: Sequence[int]) -> None:
+    def _check_ids(self, input_ids: TokenIds) -> None:
         """An id outside the vocabulary ends an SGLang server, and every request in it: it never leaves us."""
         if self._vocabulary is None or not len(input_ids):
             return
@@ -174,7 +174,7 @@ class EngineConnection:
                 headers.append((b"x-smg-routing-key", asked[0].routing_key.encode()))
         request = Request(method=b"POST", target=self._target, headers=headers, body=b"")
         answers = _Answers(asked, self._take)
-        body = orjson.dumps(self._body(asked))
+        body = orjson.dumps(self._body(asked), option=orjson.OPT_SERIALIZE_NUMPY)
         await self._connections.send(self.url, request, body, answers, on_connection=answers.over)
         check_status(f"POST {self.url}/generate", answers.status, b"".join(answers.refusal))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from miles_core.contracts.engines import Generation, OnTokens, PauseMode, Sampling
+from miles_core.contracts.engines import Generation, OnTokens, PauseMode, Sampling, TokenIds
 from miles_core.engines.client import EngineConnection
 from miles_core.engines.wire import UnpublishedWeights
 from miles_core.errors import EngineError, EngineUnavailable
@@ -48,7 +48,7 @@ class EnginePool:
         vocabulary: int | None = None,
         control_deadline: float = 10.0,
         router: bool = False,
-        on_generation: Callable[[Sequence[int], Generation], None] | None = None,
+        on_generation: Callable[[TokenIds, Generation], None] | None = None,
     ) -> None:
         """`on_generation(input_ids, generation)` sees every finished generation as it came off the wire.
 
@@ -103,7 +103,7 @@ class EnginePool:
 
     async def generate(
         self,
-        input_ids: Sequence[int],
+        input_ids: TokenIds,
         sampling: Sampling,
         *,
         routing_key: str = "",

@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Protocol
 
-from miles_core.contracts.engines import Generation, OnTokens, Sampling
+from miles_core.contracts.engines import Generation, OnTokens, Sampling, TokenIds
 from miles_core.rollout.continuation import joined, remainder
 
 __all__ = ["AdmissionClient", "EngineHold", "QueuingEngine"]
@@ -30,7 +30,7 @@ class QueuingEngine(Protocol):
 
     async def generate(
         self,
-        input_ids: Sequence[int],
+        input_ids: TokenIds,
         sampling: Sampling,
         *,
         routing_key: str = "",
@@ -115,7 +115,7 @@ class AdmissionClient:
 
     async def generate(
         self,
-        input_ids: Sequence[int],
+        input_ids: TokenIds,
         sampling: Sampling,
         *,
         routing_key: str = "",

@@ -3,7 +3,7 @@
 Every trained trajectory is compared with the wire record of the generations it came from: the ids before a turn are
 what the engine was sent, the ids, log-probs and versions of a turn are what it returned. On top: every masked-in
 token has a log-prob and a version, no version is above the trainer's, nothing is trained twice, and the ledger's
-conservation law holds.
+conservation law holds. Trajectories of sessions are compared with their conversations, too, as the family renders them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 from miles_core.data.parquet import read_rollouts
 from miles_core.data.trajectory import NOT_SAMPLED, Trajectory, Turn
 from miles_core.rollout.ledger import Conservation, Ledger
+from miles_core.runs.audit_text import TextAudit
 from miles_core.runs.directory import RunDirectory
 from miles_core.runs.metrics import MetricsStore
 from miles_core.runs.wire import WireRecord, digest
+from miles_core.tito.fidelity import HARD
 
 __all__ = ["AuditResult", "audit_run", "audit_trajectory"]
 
@@ -30,7 +32,8 @@ _LISTED = 20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AuditResult:
-    """What the audit found. `mismatches` is empty when everything agrees; every one of them is hard."""
+    """What the audit found. `mismatches` is empty when everything agrees; every one of them is hard. `conversations` of
+    session trajectories were compared; `by_class` counts their mismatches by class, of which the last is soft."""
 
     trajectories: int
     tokens: int
@@ -40,6 +43,8 @@ class AuditResult:
     conservation: Conservation
     staleness: Counter[int]
     divergence: dict[str, float]
+    conversations: int = 0
+    by_class: Counter[str] = dataclasses.field(default_factory=Counter)
 
     @property
     def hard_mismatches(self) -> int:
@@ -50,12 +55,14 @@ class AuditResult:
         """The result in words."""
         counts = self.conservation
         staleness = ", ".join(f"{age}: {n}" for age, n in sorted(self.staleness.items())) or "no trained token"
+        classes = ", ".join(f"{kind} {n}{'' if kind in HARD else ' (soft)'}" for kind, n in self.by_class.items())
         lines = [
             f"{self.trajectories} trained trajectories, {self.turns} turns, {self.tokens} tokens, "
             f"{self.trained_tokens} of them trained",
             f"hard mismatches: {self.hard_mismatches}",
             *(f"  {m}" for m in self.mismatches[:_LISTED]),
             *([f"  and {self.hard_mismatches - _LISTED} more"] if self.hard_mismatches > _LISTED else []),
+            *([f"conversations compared: {self.conversations}; {classes}"] if self.conversations else []),
             f"ledger: issued {counts.issued} = trained {counts.trained} + dropped {counts.dropped} "
             f"+ open {counts.open}",
             f"trained tokens by staleness: {staleness}",
@@ -67,7 +74,9 @@ class AuditResult:
 def audit_run(run: RunDirectory) -> AuditResult:
     """Audit everything that a run trained on."""
     wire = WireRecord(run.path / "wire.sqlite")
-    supervised = run.loaded_config().config.run.mode == "supervised"  # its tokens came over no wire
+    config = run.loaded_config().config
+    supervised = config.run.mode == "supervised"  # its tokens came over no wire
+    texts = TextAudit(config)
     ledger = Ledger(run.ledger_file)
     try:
         conservation = ledger.conservation()
@@ -87,6 +96,7 @@ def audit_run(run: RunDirectory) -> AuditResult:
                     continue  # the batch of a step that was lost with its weights
                 if not supervised:
                     mismatches += audit_trajectory(trajectory, wire, policy_version=step - 1, outputs=outputs)
+                mismatches += texts.check(trajectory)
                 if trajectory.trajectory_id in seen:
                     mismatches.append(f"{trajectory.trajectory_id} was trained twice")
                 seen.add(trajectory.trajectory_id)
@@ -108,6 +118,8 @@ def audit_run(run: RunDirectory) -> AuditResult:
         conservation=conservation,
         staleness=staleness,
         divergence=_divergence(run),
+        conversations=texts.compared,
+        by_class=texts.found,
     )
 
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import sqlite3
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from miles_core.contracts.engines import Generation
+from miles_core.contracts.engines import Generation, TokenIds
 
 __all__ = ["WireEntry", "WireRecord", "digest"]
 
@@ -55,7 +54,7 @@ class WireRecord:
         self._db.executescript(_SCHEMA)
         self._pending: list[tuple[str, int, str, int, str, str, str]] = []
 
-    def add(self, input_ids: Sequence[int], generation: Generation) -> None:
+    def add(self, input_ids: TokenIds, generation: Generation) -> None:
         """Take a generation down; it is on disk after the next `flush`, which comes before anything trains on it."""
         self._pending.append(
             (

@@ -7,14 +7,13 @@ import asyncio
 import dataclasses
 import random
 import selectors
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from miles_core.contracts.component import ComponentConfig
-from miles_core.contracts.engines import EngineClient, Generation, OnTokens, Sampling
+from miles_core.contracts.engines import EngineClient, Generation, OnTokens, Sampling, TokenIds
 from miles_core.contracts.environments import EpisodeTask, GenerateEnvironment
 from miles_core.data.group import Episode, Group, Prompt
 from miles_core.data.trajectory import Status
@@ -84,7 +83,7 @@ class _Engine:
 
     async def generate(
         self,
-        input_ids: Sequence[int],
+        input_ids: TokenIds,
         sampling: Sampling,
         *,
         routing_key: str = "",

@@ -7,7 +7,7 @@ from typing import Any
 
 from miles_core.data.tokenizer import FileTokenizer
 
-__all__ = ["as_renderer"]
+__all__ = ["as_renderer", "renderer_over"]
 
 
 class _Vocabulary:
@@ -27,6 +27,14 @@ class _Vocabulary:
         return self._tokenizer.encode(text) if known is None else [known]
 
 
+def renderer_over(name: str, options: Mapping[str, Any], tokenizer: FileTokenizer) -> Any:
+    """The renderer `name` over one of our tokenizers. Raises `ImportError` where the package is not installed."""
+    from renderers.base import create_renderer
+    from renderers.configs import config_from_name
+
+    return create_renderer(_Vocabulary(tokenizer), type(config_from_name(name))(**options))
+
+
 def as_renderer(
     name: str, options: Mapping[str, Any], tokenizer: FileTokenizer
 ) -> Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], str]:
@@ -34,11 +42,8 @@ def as_renderer(
     test where the package is not installed. Tokens that a renderer looks up beside the family's are not needed."""
     import pytest
 
-    base = pytest.importorskip("renderers.base")
-    configs = pytest.importorskip("renderers.configs")
-    vocabulary = _Vocabulary(tokenizer)
-    config = type(configs.config_from_name(name))(**options)
-    renderer = base.create_renderer(vocabulary, config)
+    pytest.importorskip("renderers.base")
+    renderer = renderer_over(name, options, tokenizer)
 
     def text(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
         ids = renderer.render_ids(list(messages), tools=list(tools) or None, add_generation_prompt=True)

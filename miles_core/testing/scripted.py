@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from miles_core.contracts.engines import Generation, OnTokens, Sampling
+from miles_core.contracts.engines import Generation, OnTokens, Sampling, TokenIds
 from miles_core.errors import EngineUnavailable
 
 __all__ = ["Asked", "ScriptedClient"]
@@ -44,7 +44,7 @@ class ScriptedClient:
 
     async def generate(
         self,
-        input_ids: Sequence[int],
+        input_ids: TokenIds,
         sampling: Sampling,
         *,
         routing_key: str = "",

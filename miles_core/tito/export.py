@@ -70,13 +70,19 @@ def export(
         added = path[-1].added
         assert added is not None
         if len(found) < len(paths) or trained.get(order, 0) < len(added.logprobs):
-            one = _trajectory(path, trained, identity, index=len(found), max_tokens=max_tokens)
-            found.append(dataclasses.replace(one, conversation=_conversation(tree, path)))
+            said = _conversation(tree, path)
+            found.append(_trajectory(path, trained, identity, said, index=len(found), max_tokens=max_tokens))
     return tuple(found)
 
 
 def _trajectory(
-    path: Sequence[Node], trained: dict[int, int], identity: Identity, *, index: int, max_tokens: int
+    path: Sequence[Node],
+    trained: dict[int, int],
+    identity: Identity,
+    conversation: str | None,
+    *,
+    index: int,
+    max_tokens: int,
 ) -> Trajectory:
     ids = path[-1].ids()
     mask = np.zeros(len(ids), np.bool_)
@@ -129,13 +135,14 @@ def _trajectory(
         trajectory_id=f"{identity.episode_id}.{index}",
         turns=tuple(turns),
         routed_experts=None if routes is None else routes[: max(length - 1, 0)],
+        conversation=conversation,
         status=status,
     )
 
 
 def _conversation(tree: SessionTree, path: Sequence[Node]) -> str | None:
-    """The path's messages, the tools that they were asked with, and which messages are its turns' replies, as JSON text;
-    None where the turns were asked for in token ids."""
+    """The path's messages, the tools that they were asked with, and which messages are its turns' replies, as JSON
+    text; None where the turns were asked for in token ids."""
     root = path[0].parent
     said = [node.added.messages[1:-1] for node in path if node.added is not None]
     if root is None or not all(said):

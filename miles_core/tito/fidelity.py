@@ -1,9 +1,9 @@
-"""What a trajectory holds, against what its conversation says: the family renders the messages anew, and every difference
-has a class.
+"""What a trajectory holds, against what its conversation says: the family renders the messages anew, and every
+difference has a class.
 
-Both token sequences are cut at their special tokens: those that the policy did not sample, and the one that ends a turn.
-Between two of them stands text of others (roles, prompts, tool results), and what the assistant said, tags and all.
-Text is compared as text: a policy may well sample other tokens than its text is encoded to, and keeps them.
+Both token sequences are cut at their special tokens: those that the policy did not sample, and the one that ends a
+turn. Between two of them stands text of others (roles, prompts, tool results), and what the assistant said, tags and
+all. Text is compared as text: a policy may well sample other tokens than its text is encoded to, and keeps them.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ class History(Sequence[Message]):
         self._raw = raw
         self._convert = convert
         self._read: dict[int, Message] = {}
+        self._hashed = (0, self._start())
 
     def __len__(self) -> int:
         return len(self._raw)
@@ -54,20 +55,29 @@ class History(Sequence[Message]):
         return found
 
     def fingerprint(self, count: int) -> bytes:
-        """Of the first `count` messages as the client wrote them: equal for equal messages that are converted alike."""
-        kind = b"" if self._convert is None else self._convert.__module__.encode()
-        return xxhash.xxh3_128_digest(kind + b"\0" + orjson.dumps(list(self._raw[:count])))
+        """Of the first `count` messages as the client wrote them: equal for equal messages that are converted alike.
+        Asked for a longer part, it goes on where the last one ended."""
+        covered, state = self._hashed
+        if count < covered:
+            covered, state = 0, self._start()
+        if count > covered:  # the inside of one JSON list, whatever the parts in which it is read
+            state.update(b"," * bool(covered) + orjson.dumps(list(self._raw[covered:count]))[1:-1])
+        self._hashed = (count, state)
+        return state.digest()
+
+    def _start(self) -> xxhash.xxh3_128:
+        return xxhash.xxh3_128(b"" if self._convert is None else self._convert.__module__.encode())
 
 
 class Known:
     """The history of a session's last turn: the digests of its messages, by one fingerprint of them all. `node` is that
     turn."""
 
-    def __init__(self, node: Node, identity: bytes, history: History, digests: tuple[bytes, ...]) -> None:
+    def __init__(self, node: Node, identity: bytes, fingerprint: bytes, digests: tuple[bytes, ...]) -> None:
         self.node = node
         self._identity = identity
         self._digests = digests
-        self._fingerprint = history.fingerprint(len(digests))
+        self._fingerprint = fingerprint
 
     def repeated(self, identity: bytes, history: History) -> tuple[bytes, ...]:
         """The digests of the first messages of `history`: all of ours when it begins with them, otherwise none."""

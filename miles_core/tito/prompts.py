@@ -23,7 +23,8 @@ def prompt_digests(tree: SessionTree, ids: NDArray[np.int32]) -> Digests:
     """Digests for `SessionTree.plan`: those of the longest path that `ids` begins with, the newest of equals, and one
     of the ids behind it. Costs a comparison of ids a node of the path, and one a sibling."""
     root = tree.match(TOKENS, ())
-    best, path = root, ()
+    best = root
+    path: Digests = ()
     waiting: list[tuple[Node, Digests]] = [] if root is None else [(root, ())]
     while waiting:
         node, digests = waiting.pop()

@@ -132,7 +132,7 @@ class Session:
             if progress is not None:
                 progress.finish(message)
             node = self._commit(plan, suffix, request.turn_id, messages, message, generations)
-            self._known = Known(node, identity, messages, digests)
+            self._known = Known(node, identity, messages.fingerprint(len(digests)), digests)
             if request.tools and identity not in self.tree.tools:
                 self.tree.tools[identity] = orjson.dumps(request.tools)
         finally:
@@ -270,12 +270,11 @@ class Session:
         done: list[Generation] = []
         prompt, seed = ids, sampling.seed
         while True:
-            sampled: list[int] = [i for g in done for i in g.token_ids.tolist()]
             options: dict[str, Any] = {}
             if progress is not None:
-                options["on_tokens"] = _behind(sampled, progress)
+                options["on_tokens"] = _behind([i for g in done for i in g.token_ids.tolist()], progress)
             generation = await self.settings.engine.generate(
-                prompt.tolist(),
+                prompt,
                 sampling,
                 routing_key=self.settings.routing_key or self.id,
                 priority=self.settings.priority,

@@ -127,11 +127,10 @@ class Node:
     def ids(self, drop: int = 0) -> NDArray[np.int32]:
         """Token ids of the path up to here, without the last `drop`. int32 [length − drop]."""
         pieces: list[NDArray[np.int32]] = []
-        node = self
-        while node.added is not None:
-            assert node.parent is not None
-            pieces.append(node.added.ids[: len(node.added.ids) - drop] if drop else node.added.ids)
-            drop, node = node.added.drop, node.parent
+        node: Node | None = self
+        while node is not None and (added := node.added) is not None:
+            pieces.append(added.ids[: len(added.ids) - drop] if drop else added.ids)
+            drop, node = added.drop, node.parent
         pieces.reverse()
         return np.concatenate(pieces) if pieces else np.zeros(0, np.int32)
 
