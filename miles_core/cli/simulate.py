@@ -1,4 +1,4 @@
-"""`miles simulate schedule`."""
+"""`miles simulate schedule` and `miles simulate sync`."""
 
 from __future__ import annotations
 
@@ -68,6 +68,38 @@ def schedule(
     if plot is not None:
         plot.write_text(drawn(rows, title=scenario.stem), encoding="utf-8")
         click.echo(str(plot), err=as_json)
+
+
+@simulate.command()
+@click.argument("scenario", type=click.Path(path_type=Path), required=False)
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one key; repeatable.")
+@click.option("--sweep", "sweeps", multiple=True, metavar="KEY=A,B,C", help="Try each value; several make a grid.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one line a row.")
+def sync(scenario: Path | None, overrides: tuple[str, ...], sweeps: tuple[str, ...], as_json: bool) -> None:
+    """Seconds of publishing weights on a cluster, by broadcast and by one-sided writes, from bandwidths and layouts.
+
+    Without a scenario: the published figures that the model was fitted to, and how far it is from each of them.
+    """
+    from miles_core.simulation.sweep import grid
+    from miles_core.simulation.sync_model import broadcast_seconds, p2p_seconds
+    from miles_core.simulation.sync_report import published_rows, published_table, scenario_table
+    from miles_core.simulation.sync_scenario import load_sync_scenario
+
+    if scenario is None:
+        if overrides or sweeps:
+            raise click.UsageError("--set and --sweep change a scenario: name its file first")
+        rows = published_rows()
+        click.echo("\n".join(json.dumps(row.as_dict()) for row in rows) if as_json else published_table(rows))
+        return
+    points = []
+    for point in grid(sweeps):
+        loaded = load_sync_scenario(scenario, (*overrides, *point))
+        points.append((", ".join(point), broadcast_seconds(loaded), p2p_seconds(loaded)))
+    if as_json:
+        for label, broadcast, p2p in points:
+            click.echo(json.dumps({"overrides": label, "broadcast": broadcast, "p2p": p2p}))
+        return
+    click.echo(scenario_table(points))
 
 
 def table(rows: list[Row]) -> str:

@@ -17,6 +17,7 @@ from miles_core.config.load import load_config, loaded_from_tree
 from miles_core.config.preflight import preflight
 from miles_core.plugins import PluginManager
 from miles_core.simulation.scenario import scenario_of
+from miles_core.simulation.sync_scenario import sync_scenario_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -46,6 +47,9 @@ def test_toml_is_a_config_or_part_of_one(text: str, tmp_path: Path, monkeypatch:
         return
     if "episodes" in tree:
         scenario_of(tree, {}, read=False)
+        return
+    if "engines" in tree:
+        sync_scenario_of(tree, {})
         return
     if "reasoning_gym" in text:
         pytest.importorskip("reasoning_gym")

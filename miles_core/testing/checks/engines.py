@@ -44,8 +44,7 @@ async def urls_are_healthy_until_stop(case: Case) -> None:
 
 
 async def it_samples_over_the_protocol(case: Case) -> None:
-    async with _served(case) as (url, http):
-        connection = EngineConnection(url, http)
+    async with _connected(case) as connection:
         sampling = Sampling(max_new_tokens=5, temperature=1.0, seed=3, ignore_eos=True)
         first = await connection.generate([5, 6, 7, 8], sampling)
         again = await connection.generate([5, 6, 7, 8], sampling)
@@ -59,8 +58,7 @@ async def it_samples_over_the_protocol(case: Case) -> None:
 
 
 async def a_bad_request_is_refused_and_harmless(case: Case) -> None:
-    async with _served(case) as (url, http):
-        connection = EngineConnection(url, http)
+    async with _connected(case) as connection:
         try:
             found = await connection.generate([10**8], Sampling(max_new_tokens=2))
         except EngineRefusal:
@@ -70,6 +68,16 @@ async def a_bad_request_is_refused_and_harmless(case: Case) -> None:
         else:
             raise AssertionError(f"the id 100000000 is taken, and continued with {found.token_ids.tolist()}")
         await connection.generate([5], Sampling(max_new_tokens=1))
+
+
+@contextlib.asynccontextmanager
+async def _connected(case: Case) -> AsyncIterator[EngineConnection]:
+    async with _served(case) as (url, http):
+        connection = EngineConnection(url, http)
+        try:
+            yield connection
+        finally:
+            await connection.close()
 
 
 CHECKS: tuple[Check, ...] = (

@@ -9,7 +9,6 @@ Format: the chat templates of GLM-4.5 (in the trl wheel), and of 4.7, 5, 5.1 and
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -133,7 +132,7 @@ class GlmFamily(MarkedFamily[GlmConfig]):
         and fine-tuning trains on it."""
         first, *rest = super().block(messages, index, pieces)
         ends = index > 0 and messages[index - 1].get("role") == "assistant" and first.text in self.stop_tokens()
-        return [dataclasses.replace(first, sampled=True) if ends else first, *rest]
+        return [first._replace(sampled=True) if ends else first, *rest]
 
     def ending(self, messages: Sequence[Mapping[str, Any]], index: int) -> list[Segment]:
         """See `MarkedFamily.ending`. Only where nothing follows: otherwise the next message brings its own."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import base64
 import importlib
+import json
 import os
 import socket
 import threading
@@ -50,8 +51,8 @@ class Library(abc.ABC):
     @property
     @abc.abstractmethod
     def protocol(self) -> str:
-        """What bytes go over: `rdma`, `tcp`, or `local`. Inferred from the adapters that the host has, since the
-        libraries do not say, and never from what was asked for."""
+        """What bytes go over: `rdma`, `tcp`, or `local`; never what was asked for. Mooncake tells which adapters it has
+        found; of NIXL it is inferred from those that the host has: it names its plugin (UCX), not what UCX takes."""
 
     @abc.abstractmethod
     def register(self, address: int, nbytes: int) -> None: ...
@@ -165,10 +166,13 @@ class Mooncake(Library):
         from mooncake.engine import TransferEngine
 
         self._engine = TransferEngine()
-        # Asked for "rdma" without an adapter it silently takes TCP: ask for what there is, and say so.
-        self._protocol = "rdma" if rdma_adapters() else "tcp"
-        if code := self._engine.initialize(host, "P2PHANDSHAKE", self._protocol, ""):
-            raise PublishError(f"Mooncake could not start on {host} with {self._protocol} (code {code})")
+        asked = "rdma" if rdma_adapters() else "tcp"
+        if code := self._engine.initialize(host, "P2PHANDSHAKE", asked, ""):
+            raise PublishError(f"Mooncake could not start on {host} with {asked} (code {code})")
+        # Asked for "rdma" without an adapter that it can open, it silently takes TCP: its topology is empty then.
+        topology: dict[str, list[list[str]]] = json.loads(self._engine.get_local_topology())
+        found = any(adapters for ranked in topology.values() for adapters in ranked)
+        self._protocol = asked if found else "tcp"
 
     @property
     def protocol(self) -> str:
