@@ -107,7 +107,7 @@ def sglang(session: nox.Session) -> None:
         session.run(*pip, str(support), external=True)
         session.run(*pip, "--no-deps", "-r", str(support / "no-dependencies.txt"), external=True)
         (server / "complete").touch()
-    install(session, "-e", ".[train,dev]")
+    install(session, "-e", ".[train,lora,dev]")
     session.env["MILES_SGLANG_PYTHON"] = str(python)
     pytest(session, "-m", "sglang", "tests/sglang")
 

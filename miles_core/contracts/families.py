@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from miles_core.contracts.component import Component, ConfigT
 
@@ -38,8 +38,7 @@ class Tokenizer(Protocol):
     def eos_id(self) -> int | None: ...
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """A piece of a rendering: `special` is a special token by name, otherwise plain text.
 
     `optional` special tokens are text to a vocabulary that lacks them: `<tool_call>` is one token of Qwen2.5 and

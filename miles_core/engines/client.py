@@ -237,6 +237,7 @@ class EngineConnection:
         if self._exchanges:
             await self._finish(grace)
         self._connections.close()
+        await asyncio.sleep(0)  # what was closed is told so by the event loop's next turn
 
     async def _finish(self, grace: float) -> None:
         _, late = await asyncio.wait(self._exchanges, timeout=grace)

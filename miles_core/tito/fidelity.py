@@ -58,7 +58,7 @@ def compare(trajectory: Trajectory, family: ModelFamily[Any], tokenizer: FileTok
     held = _sections(trajectory.token_ids.tolist(), sampled, stops, tokenizer)
     replies = set(said["replies"])
     segments = [
-        dataclasses.replace(s, sampled=s.sampled and s.message in replies)
+        s._replace(sampled=s.sampled and s.message in replies)
         for s in family.segments(said["messages"], tools=said["tools"])
     ]
     expected = _sections(*encode_segments(segments, tokenizer), stops, tokenizer)
