@@ -234,8 +234,7 @@ class SessionApp:
             if turn.stream:
                 await self._streamed(session, dialect, turn, gone, send)
                 return None
-            task = session.start(turn)
-            reply = await _finished(task, gone)
+            reply = await _finished(session.start(turn), gone)
             return _json(dialect.answer(turn, reply))
         finally:
             gone.cancel()
@@ -249,7 +248,7 @@ class SessionApp:
         progress = Progress(codec.family, codec.tokenizer, stops, changed.set)
         task = session.start(turn, progress)
         task.add_done_callback(lambda _: changed.set())
-        gone.add_done_callback(lambda _: task.cancel())
+        gone.add_done_callback(_cancelling(task))
         writer, begun = dialect.stream(turn), False
 
         def head() -> bytes:
@@ -285,6 +284,7 @@ class SessionApp:
             await write(writer.error(found.status, str(found), found.code), more=False)
         finally:
             task.cancel()
+            del task  # its exception holds this frame, which would hold it: a cycle around the whole session
 
 
 _EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -299,6 +299,16 @@ async def _finished(task: asyncio.Task[Reply], gone: asyncio.Task[None]) -> Repl
         return task.result()
     finally:
         task.cancel()
+        del task  # as above
+
+
+def _cancelling(task: asyncio.Task[Reply]) -> Callable[[object], None]:
+    """A callback that cancels a turn. It is made here, so that no frame which is waiting for the turn holds it."""
+
+    def cancel(_: object) -> None:
+        task.cancel()
+
+    return cancel
 
 
 def _cancelled() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from miles_core.contracts.component import ComponentConfig
 from miles_core.contracts.engines import Sampling
 from miles_core.contracts.environments import AgentEnvironment, Endpoint, EpisodeTask, Outcome
 from miles_core.data.group import Prompt
+from miles_core.data.parquet import read_rollouts, write_rollouts
 from miles_core.data.tokenizer import FileTokenizer
 from miles_core.data.trajectory import Status
 from miles_core.errors import EnvironmentFailure
@@ -24,6 +26,7 @@ from miles_core.runs.directory import RunDirectory
 from miles_core.runs.loop import train
 from miles_core.tito.agent_runner import AgentRunner
 from miles_core.tito.families.chatml import ChatMLConfig, ChatMLFamily
+from miles_core.tito.fidelity import HARD
 from miles_core.tito.matchers import ToolArgumentsMatcher
 from tests.tito.serving import Engine, user
 
@@ -201,3 +204,19 @@ def test_a_run_with_an_agent_passes_its_audit(tmp_path: Path, monkeypatch: pytes
     assert result.hard_mismatches == 0, result.text
     assert result.trajectories == 16
     assert result.turns > 24
+    assert result.conversations == 16
+    assert sum(result.by_class[kind] for kind in HARD) == 0
+    assert "special-token count 0, special-token type 0, non-assistant text 0, assistant text" in result.text
+    reworded(directory)
+    spoiled = audit_run(directory)
+    assert spoiled.by_class["non-assistant text"] == spoiled.hard_mismatches == 1
+    assert "non-assistant text: behind special token" in spoiled.text
+
+
+def reworded(directory: RunDirectory) -> None:
+    """One conversation on disk says something else than its tokens."""
+    path = directory.rollout_file(1)
+    first, *others = read_rollouts(path)
+    assert first.conversation is not None
+    changed = dataclasses.replace(first, conversation=first.conversation.replace('"content":"', '"content":"no ', 1))
+    write_rollouts(path, [changed, *others], step=1, policy_version=0)

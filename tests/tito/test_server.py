@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import orjson
 import pytest
 
 from miles_core.data.tokenizer import FileTokenizer
@@ -281,8 +282,6 @@ async def test_streams_carry_tokens_as_they_come_and_end_like_the_whole(tokenize
 
 
 def content_of(events: bytes) -> str:
-    import orjson
-
     chunks = [orjson.loads(line[6:]) for line in events.split(b"\n") if line.startswith(b"data: {")]
     return "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"])
 
@@ -357,3 +356,25 @@ async def test_a_constrained_output_is_refused_and_an_effort_is_not(tokenizer: F
         status, answer = await s.post("v1/messages", {**body, "output_config": {"format": schema}})
         assert (status, s.session.tree.nodes) == (400, 1)
         assert "output_config.format" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("kind", [[], {}, 3, None, "image"])
+async def test_an_item_of_no_known_type_is_a_400(tokenizer: FileTokenizer, kind: Any):
+    async with serving(Engine(tokenizer, "x"), tokenizer) as s:
+        body = {"model": "m", "input": [{"type": kind, "role": "user", "content": "hello"}]}
+        status, answer = await s.post("v1/responses", body)
+    assert status == 400
+    assert "input[0]" in answer["error"]["message"]
+
+
+async def test_events_of_a_reply_that_comes_at_once_are_numbered_in_order(tokenizer: FileTokenizer):
+    engine = Engine(tokenizer)
+    engine.script = [[engine.end]]
+    async with serving(engine, tokenizer) as s:
+        headers = {"Authorization": f"Bearer {s.session.token}"}
+        body = {"model": "m", "input": "hello", "stream": True}
+        async with s.http.post(f"{s.base}/v1/responses", json=body, headers=headers) as response:
+            events = (await response.read()).split(b"\n\n")
+    numbers = [orjson.loads(event.partition(b"data: ")[2])["sequence_number"] for event in events if event]
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) >= 3
