@@ -37,7 +37,8 @@ from miles_core.tito.families.chatml import ChatMLConfig, ChatMLFamily
 from miles_core.tito.matchers import ToolArgumentsMatcher
 from miles_core.tito.server import SessionApp
 from miles_core.tito.serving import SessionServer
-from miles_core.tito.sessions import Codec, SessionSettings, SessionStore
+from miles_core.tito.settings import Codec, SessionSettings
+from miles_core.tito.store import SessionStore
 from miles_core.tito.tree import Added, Part
 
 REPLY_TOKENS = 32
@@ -280,7 +281,7 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=16)
     parser.add_argument("--turns", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--memory-sessions", type=int, default=500)
+    parser.add_argument("--memory-sessions", type=int, default=1000)
     options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     theirs, own = cores[0], cores[-1]

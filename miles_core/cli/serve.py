@@ -72,7 +72,8 @@ async def _serve(
     from miles_core.routing.watch import EngineWatch
     from miles_core.tito.server import SessionApp
     from miles_core.tito.serving import SessionServer
-    from miles_core.tito.sessions import Codec, SessionSettings, SessionStore
+    from miles_core.tito.settings import Codec, SessionSettings
+    from miles_core.tito.store import SessionStore
 
     plugins = PluginManager.discover()
     settings = family_settings(family_options)

@@ -15,7 +15,9 @@ from miles_core.errors import EnvironmentFailure
 from miles_core.tito.export import PICKERS, Identity, export
 from miles_core.tito.server import SessionApp
 from miles_core.tito.serving import SessionServer
-from miles_core.tito.sessions import Codec, Session, SessionSettings, SessionStore
+from miles_core.tito.sessions import Session
+from miles_core.tito.settings import Codec, SessionSettings
+from miles_core.tito.store import SessionStore
 from miles_core.tito.tree import Mode
 
 if TYPE_CHECKING:

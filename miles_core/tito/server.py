@@ -35,7 +35,9 @@ from miles_core.tito.dialects.responses import ResponsesDialect
 from miles_core.tito.dialects.tokens import TokenDialect
 from miles_core.tito.export import PICKERS, Identity, export, to_ipc
 from miles_core.tito.openapi import openapi_document
-from miles_core.tito.sessions import Session, SessionSettings, SessionStore
+from miles_core.tito.sessions import Session
+from miles_core.tito.settings import SessionSettings
+from miles_core.tito.store import SessionStore
 from miles_core.tito.streaming import Progress
 from miles_core.tito.tree import TurnConflictError, TurnRefusedError
 from miles_core.tito.turns import BadRequestError, Reply, TurnRequest

@@ -11,7 +11,7 @@ import dataclasses
 import hmac
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,59 +19,22 @@ import orjson
 import xxhash
 from numpy.typing import NDArray
 
-from miles_core.contracts.engines import EngineClient, Generation, Sampling
-from miles_core.contracts.families import ModelFamily, Tokenizer
-from miles_core.contracts.matchers import MessageMatcher
+from miles_core.contracts.engines import Generation, Sampling
 from miles_core.data.seeds import derive_seed
-from miles_core.errors import EngineError, EngineUnavailable
+from miles_core.tito.generating import generate
 from miles_core.tito.history import History, Known
 from miles_core.tito.prompts import TOKENS, digest_of_ids, prompt_digests
+from miles_core.tito.routes import new_routes
+from miles_core.tito.settings import Codec, SessionSettings
 from miles_core.tito.streaming import Progress, cut_at_stop
 from miles_core.tito.suffix import Suffix, turn_suffix
-from miles_core.tito.tree import Added, Mode, Node, Part, Plan, SessionTree, TurnRefusedError, sampled_columns
+from miles_core.tito.tree import Added, Node, Part, Plan, SessionTree, TurnRefusedError, sampled_columns
 from miles_core.tito.turns import BadRequestError, Reply, TurnRequest
 
-__all__ = ["Codec", "Session", "SessionSettings", "SessionStore"]
+__all__ = ["Session"]
 
 _INLINE_CHARS = 4096
 """Longer additions are tokenised in a worker thread: about a millisecond of the event loop's time."""
-_RESUMES = 16
-"""How often a turn whose generation the engine aborts is taken up again where it stopped."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Codec:
-    """How a server's sessions write, read and recognise messages."""
-
-    family: ModelFamily[Any]
-    tokenizer: Tokenizer
-    matcher: MessageMatcher[Any]
-
-    def stop_ids(self) -> set[int]:
-        return {self.tokenizer.special(token) for token in self.family.stop_tokens()}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class SessionSettings:
-    """What one session may do.
-
-    `sampling` holds the defaults and the most new tokens of a turn. When `locked`, a client's temperature, top_p,
-    top_k, min_p and seed are ignored: log-probs that train must be those of the run's own sampling. `turn_seed(turn)`
-    seeds a turn; without it a client's seed counts, or none. `max_tokens` bounds one trajectory (0: no bound),
-    `max_nodes` and `max_session_tokens` the whole session. `ttl` is in seconds without a request.
-    """
-
-    engine: EngineClient
-    sampling: Sampling
-    locked: bool = False
-    turn_seed: Callable[[int], int] | None = None
-    max_tokens: int = 0
-    mode: Mode = "branching"
-    max_nodes: int = 4096
-    max_session_tokens: int = 1 << 24
-    routing_key: str = ""
-    priority: int = 0
-    ttl: float = 3600.0
 
 
 class Session:
@@ -266,38 +229,8 @@ class Session:
     async def _generate(
         self, ids: NDArray[np.int32], sampling: Sampling, progress: Progress | None
     ) -> list[Generation]:
-        """The generations that make the reply: one, and one more each time the engine aborts it (new weights)."""
-        done: list[Generation] = []
-        prompt, seed = ids, sampling.seed
-        while True:
-            options: dict[str, Any] = {}
-            if progress is not None:
-                options["on_tokens"] = _behind([i for g in done for i in g.token_ids.tolist()], progress)
-            generation = await self.settings.engine.generate(
-                prompt,
-                sampling,
-                routing_key=self.settings.routing_key or self.id,
-                priority=self.settings.priority,
-                **options,
-            )
-            if len(generation.token_ids) and generation.prompt_tokens != len(prompt):
-                raise EngineError(
-                    f"{generation.engine} counted {generation.prompt_tokens} prompt tokens, {len(prompt)} were sent"
-                )
-            done.append(generation)
-            left = sampling.max_new_tokens - len(generation.token_ids)
-            if generation.finish_reason != "abort":
-                return done
-            if left < 1:
-                return [*done[:-1], dataclasses.replace(generation, finish_reason="length")]
-            if len(done) > _RESUMES:
-                raise EngineUnavailable(f"{generation.engine} aborted one reply {len(done)} times; nothing is recorded")
-            prompt = np.concatenate([prompt, generation.token_ids])
-            sampling = dataclasses.replace(
-                sampling,
-                max_new_tokens=left,
-                seed=None if seed is None else derive_seed(seed, "resumed", len(done)),
-            )
+        key = self.settings.routing_key or self.id
+        return await generate(self.settings, key, ids, sampling, progress)
 
     def _message(
         self, generations: Sequence[Generation], stops: Sequence[str], tools: Sequence[Mapping[str, Any]]
@@ -352,85 +285,3 @@ class Session:
             routes=new_routes(plan.parent, suffix.drop, len(suffix.ids), generations),
         )
         return self.tree.commit(plan, reply, added)
-
-
-def _behind(sampled: Sequence[int], progress: Progress) -> Callable[[Sequence[int]], None]:
-    return lambda ids: progress.tokens([*sampled, *ids])
-
-
-def new_routes(parent: Node, drop: int, added: int, generations: Sequence[Generation]) -> NDArray[np.int32] | None:
-    """The routed-experts rows that the parent's path lacks; rows that an earlier turn recorded stay as they are.
-
-    Row i routed the position that predicts token i+1. Raises `EngineError` for a missing row: none is padded.
-    """
-    if all(g.routed_experts is None or not len(g.token_ids) for g in generations):
-        return None
-    base = parent.length - drop
-    held = sum(0 if n.added is None or n.added.routes is None else len(n.added.routes) for n in parent.path())
-    covered = min(held, max(base - 1, 0))
-    pieces: list[NDArray[np.int32]] = []
-    end = base + added
-    for generation in generations:
-        end += len(generation.token_ids)
-        if not len(generation.token_ids):
-            continue
-        rows = generation.routed_experts
-        first = generation.routed_start
-        if rows is None or first > covered or first + len(rows) != end - 1:
-            found = "none" if rows is None else f"{first} up to {first + len(rows)}"
-            raise EngineError(
-                f"{generation.engine}: routed-experts rows {covered} up to {end - 1} are needed, came {found}"
-            )
-        pieces.append(rows[covered - first :])
-        covered = end - 1
-    return np.concatenate(pieces)
-
-
-class SessionStore:
-    """The open sessions of one server."""
-
-    def __init__(self, codec: Codec, *, max_sessions: int = 100_000) -> None:
-        self.codec = codec
-        self.max_sessions = max_sessions
-        self._sessions: dict[str, Session] = {}
-
-    def __len__(self) -> int:
-        return len(self._sessions)
-
-    @property
-    def running(self) -> int:
-        """Turns under way in all of them."""
-        return sum(session.running for session in self._sessions.values())
-
-    def open(self, settings: SessionSettings) -> Session:
-        """A new session. Raises `TurnRefusedError` when the server holds as many as it may."""
-        if len(self._sessions) >= self.max_sessions:
-            raise TurnRefusedError(f"the server holds {len(self._sessions)} sessions, its limit")
-        session = Session(self.codec, settings)
-        self._sessions[session.id] = session
-        return session
-
-    def get(self, session_id: str) -> Session | None:
-        return self._sessions.get(session_id)
-
-    def owner(self, token: str) -> Session | None:
-        """The session that a token opens. Linear in the sessions; asked only to tell foreign tokens from wrong ones."""
-        return next((s for s in self._sessions.values() if s.owns(token)), None)
-
-    def end(self, session_id: str) -> None:
-        """End a session and cancel its turns. Ending twice is fine."""
-        session = self._sessions.pop(session_id, None)
-        if session is not None:
-            session.end()
-
-    def expire(self) -> list[str]:
-        """End the sessions that nobody has used for their time to live; those with a turn under way stay."""
-        now = time.monotonic()
-        old = [i for i, s in self._sessions.items() if not s.running and now - s.touched > s.settings.ttl]
-        for session_id in old:
-            self.end(session_id)
-        return old
-
-    def close(self) -> None:
-        for session_id in list(self._sessions):
-            self.end(session_id)

@@ -28,7 +28,9 @@ from miles_core.tito.families.chatml import ChatMLConfig, ChatMLFamily
 from miles_core.tito.matchers import ToolArgumentsMatcher
 from miles_core.tito.server import SessionApp
 from miles_core.tito.serving import SessionServer
-from miles_core.tito.sessions import Codec, Session, SessionSettings, SessionStore
+from miles_core.tito.sessions import Session
+from miles_core.tito.settings import Codec, SessionSettings
+from miles_core.tito.store import SessionStore
 
 MODEL = "policy"
 SECONDS = 240.0

@@ -26,7 +26,9 @@ from miles_core.tito.families.chatml import ChatMLConfig, ChatMLFamily
 from miles_core.tito.matchers import ToolArgumentsMatcher
 from miles_core.tito.server import SessionApp
 from miles_core.tito.serving import SessionServer
-from miles_core.tito.sessions import Codec, Session, SessionSettings, SessionStore
+from miles_core.tito.sessions import Session
+from miles_core.tito.settings import Codec, SessionSettings
+from miles_core.tito.store import SessionStore
 
 ENGINES, SESSIONS, TURNS = 4, 8, 16
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -19,7 +19,8 @@ from miles_core.tito.export import Identity, all_leaves, export
 from miles_core.tito.fidelity import CLASSES, HARD, compare
 from miles_core.tito.generated import TOOLS, conversations
 from miles_core.tito.matchers import ToolArgumentsMatcher
-from miles_core.tito.sessions import Codec, Session, SessionSettings
+from miles_core.tito.sessions import Session
+from miles_core.tito.settings import Codec, SessionSettings
 from miles_core.tito.turns import TurnRequest
 from miles_core.tito.verify import takes
 from tests.tito.family_cases import CASES, Case, tags_are_tokens

@@ -17,7 +17,9 @@ import pytest
 from miles_core.contracts.engines import Sampling
 from miles_core.data.tokenizer import FileTokenizer
 from miles_core.errors import EngineError
-from miles_core.tito.sessions import Session, SessionSettings, SessionStore
+from miles_core.tito.sessions import Session
+from miles_core.tito.settings import SessionSettings
+from miles_core.tito.store import SessionStore
 from miles_core.tito.tree import Node
 from miles_core.tito.turns import TurnRequest
 from tests.tito.serving import Engine, Serving, serving, user

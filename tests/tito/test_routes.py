@@ -11,7 +11,7 @@ import pytest
 from miles_core.contracts.engines import Generation
 from miles_core.errors import EngineError
 from miles_core.tito.export import Identity, export
-from miles_core.tito.sessions import new_routes
+from miles_core.tito.routes import new_routes
 from miles_core.tito.tree import Node, SessionTree
 from tests.tito.test_tree import added
 

@@ -13,7 +13,8 @@ from miles_core.runs.wire import WireRecord
 from miles_core.testing.families import vocabulary
 from miles_core.tito.export import Identity, export
 from miles_core.tito.matchers import ToolArgumentsMatcher
-from miles_core.tito.sessions import Codec, Session, SessionSettings
+from miles_core.tito.sessions import Session
+from miles_core.tito.settings import Codec, SessionSettings
 from miles_core.tito.turns import TurnRequest
 
 NAMES = Identity(prompt_id="p", group_id="g", episode_id="g.0")
