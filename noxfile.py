@@ -34,6 +34,7 @@ BASE_TESTS = (
 
 USUAL = ("-m", "not gpu and not nightly and not sglang and not agents")
 """Tests that need nothing but their session's environment."""
+USUAL_OF_PLUGINS = ("-m", "not gpu and not nightly and not sglang")
 
 
 def install(session: nox.Session, *what: str, model: bool = False) -> None:
@@ -87,7 +88,7 @@ def plugins_from_wheels(session: nox.Session) -> None:
         wheel = next(wheels.glob(f"{plugin.name.replace('-', '_')}-*.whl"))
         install(session, f"{wheel}[test]")
         session.chdir(plugin)
-        pytest(session, *USUAL, "tests")
+        pytest(session, *USUAL_OF_PLUGINS, "tests")
         session.chdir(ROOT)
         session.run("python", "-m", "pip", "uninstall", "--yes", "--quiet", plugin.name)
     install(session, *map(str, wheels.glob("*.whl")))

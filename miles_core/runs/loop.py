@@ -302,21 +302,21 @@ class Run:
                 raise
 
     async def _steps(self) -> None:
-        await self._evaluator.started(self.step)
+        await self._publisher.guarded(self._evaluator.started(self.step))
         while self.step < self.config.run.steps:
             with self._record.span("rollout", "generate", self.step + 1):
                 groups = await self._collect()
             await self._checkpoints.finish(wait=False)
             await self._train(groups)
             await self._checkpoints.finish()
-            await self._evaluator.stepped(self.step)
+            await self._publisher.guarded(self._evaluator.stepped(self.step))
             last = self.step == self.config.run.steps
             checkpoint_every = self.config.run.checkpoint_every
             if last or (checkpoint_every and self.step % checkpoint_every == 0):
                 with self._record.span("trainer", "checkpoint", self.step):
                     await self._checkpoints.begin(self.step)
         await self._checkpoints.finish()
-        await self._evaluator.finish()
+        await self._publisher.guarded(self._evaluator.finish())
 
     async def _collect(self) -> Sequence[Group]:
         """The next batch. A step whose numbers must not depend on timing is generated again, from its start, when a

@@ -51,7 +51,7 @@ class Forgets(ChatMLFamily[ChatMLConfig]):
     def segments(self, messages, *, tools=(), add_generation_prompt=False):
         last = len(messages) - 1
         shown = [
-            {**m, "content": m["content"].split("\n")[0]} if m["role"] == "assistant" and i < last else m
+            {**m, "content": (m.get("content") or "").split("\n")[0]} if m["role"] == "assistant" and i < last else m
             for i, m in enumerate(messages)
         ]
         return super().segments(shown, tools=tools, add_generation_prompt=add_generation_prompt)

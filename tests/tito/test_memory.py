@@ -215,7 +215,7 @@ async def test_thousands_of_sessions_leave_no_memory(tokenizer: FileTokenizer):
         await many(SESSIONS)
         grown = blocks() - before
     assert grown < SESSIONS / 10, f"{grown} blocks for {SESSIONS} sessions"
-    assert not [o for o in gc.get_objects() if isinstance(o, Node) and o.added is not None]
+    assert not [o for o in gc.get_objects() if type(o) is Node and o.added is not None]
 
 
 def blocks() -> int:
