@@ -141,8 +141,13 @@ def agents(session: nox.Session) -> None:
 @nox.session
 def nightly(session: nox.Session) -> None:
     """The long runs of the same laws: many crashes, many conversations. Tables go to docs/nightly/."""
-    install(session, "-e", ".[train,lora,tasks,dev]", model=True)
+    families = [plugin for plugin in PLUGINS if plugin.name.startswith("miles-models-")]
+    install(session, "-e", ".[train,lora,tasks,oracles,dev]", *(f"{plugin}[test]" for plugin in families), model=True)
+    session.env["MILES_FAMILIES_TABLE"] = str(ROOT / "docs" / "nightly" / "families.md")
     pytest(session, "-m", "nightly")
+    for plugin in families:
+        session.chdir(plugin)
+        pytest(session, "-m", "nightly", "tests")
 
 
 @nox.session

@@ -7,14 +7,18 @@ import dataclasses
 import multiprocessing
 import os
 import re
+import socket
+import subprocess
+import sys
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import httptools
 
-__all__ = ["Reply", "cpu_seconds", "drive", "send", "serve_engine", "start"]
+__all__ = ["Reply", "cpu_seconds", "drive", "free_port", "send", "serve_engine", "serve_proxy", "start", "start_module"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,6 +172,60 @@ def drive(url: str, connections: Sequence[Sequence[bytes]]) -> tuple[float, dict
     from miles_core.eventloop import run
 
     return run(send(url, connections))
+
+
+def serve_proxy(port: Any, engine: str, core: int) -> None:
+    """A bare reverse proxy: aiohttp in and out, the same path, no affinity, no retries."""
+    import aiohttp
+    from aiohttp import web
+
+    from miles_core.eventloop import run
+
+    os.sched_setaffinity(0, {core})
+
+    async def serve() -> None:
+        client = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+
+        async def handle(request: web.Request) -> web.Response:
+            data = await request.read()
+            async with client.post(f"{engine}{request.path}", data=data) as response:
+                return web.Response(body=await response.read(), content_type="application/json")
+
+        application = web.Application(client_max_size=1 << 30)
+        application.router.add_post("/{path:.*}", handle)
+        runner = web.AppRunner(application, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port.put(runner.addresses[0][1])
+        await asyncio.Event().wait()
+
+    run(serve())
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def start_module(name: str, core: int, *arguments: str) -> tuple[Any, str]:
+    """A process of `python -m name` that serves on a port of ours, and its URL, once its `/health` answers."""
+    port = free_port()
+    command = [sys.executable, "-m", name, "--host", "127.0.0.1", "--port", str(port), *arguments]
+    process = subprocess.Popen(
+        command,
+        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    for _ in range(300):
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1)
+            return process, f"http://127.0.0.1:{port}"
+        except OSError:
+            time.sleep(0.2)
+    process.terminate()
+    raise SystemExit(f"{name} did not start within a minute; is it installed? pip install -e '.[bench]'")
 
 
 def cpu_seconds(pid: int) -> float:

@@ -12,16 +12,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import socket
 import statistics
-import subprocess
-import sys
-import time
-import urllib.request
 from typing import Any
 
 import orjson
-from _load import Reply, cpu_seconds, drive, serve_engine, start
+from _load import Reply, cpu_seconds, drive, free_port, serve_engine, serve_proxy, start, start_module
 
 CONNECTIONS = 64
 ENGINES = 4
@@ -62,55 +57,12 @@ def serve_router(port: Any, engines: list[str], core: int) -> None:
     run(serve())
 
 
-def serve_proxy(port: Any, engines: list[str], core: int) -> None:
-    """aiohttp in and out, no affinity, no retries."""
-    import aiohttp
-    from aiohttp import web
-
-    from miles_core.eventloop import run
-
-    os.sched_setaffinity(0, {core})
-
-    async def serve() -> None:
-        client = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-
-        async def handle(request: web.Request) -> web.Response:
-            data = await request.read()
-            async with client.post(f"{engines[0]}{request.path}", data=data) as response:
-                return web.Response(body=await response.read(), content_type="application/json")
-
-        application = web.Application(client_max_size=1 << 30)
-        application.router.add_post("/{path:.*}", handle)
-        runner = web.AppRunner(application, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        port.put(runner.addresses[0][1])
-        await asyncio.Event().wait()
-
-    run(serve())
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 def start_sglang_router(engines: list[str], core: int) -> tuple[Any, str]:
-    port = free_port()
-    command = [sys.executable, "-m", "sglang_router.launch_router", "--worker-urls", *engines]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--policy", "manual", "--log-level", "error"]
-    command += ["--prometheus-port", str(free_port()), "--max-concurrent-requests", "100000"]
-    process = subprocess.Popen(command, preexec_fn=lambda: os.sched_setaffinity(0, {core}), stdout=subprocess.DEVNULL)
-    url = f"http://127.0.0.1:{port}"
-    for _ in range(300):
-        try:
-            urllib.request.urlopen(f"{url}/health", timeout=1)
-            return process, url
-        except OSError:
-            time.sleep(0.2)
-    process.terminate()
-    raise SystemExit("sglang-router did not start")
+    ports = ("--prometheus-port", str(free_port()))
+    limits = ("--max-concurrent-requests", "100000", "--log-level", "error")
+    return start_module(
+        "sglang_router.launch_router", core, "--worker-urls", *engines, "--policy", "manual", *ports, *limits
+    )
 
 
 def main() -> None:
@@ -127,7 +79,7 @@ def main() -> None:
     systems: dict[str, tuple[Any, str]] = {
         "miles-core router": start(serve_router, engines, theirs),
         "sglang-router": start_sglang_router(engines, theirs),
-        "bare aiohttp proxy": start(serve_proxy, engines, theirs),
+        "bare aiohttp proxy": start(serve_proxy, engines[0], theirs),
     }
     each = options.requests // CONNECTIONS
     load = [[request(session)] * each for session in range(CONNECTIONS)]

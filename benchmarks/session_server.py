@@ -13,10 +13,8 @@ import argparse
 import asyncio
 import os
 import resource
-import socket
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
@@ -26,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import orjson
-from _load import Reply, cpu_seconds, drive, send, serve_engine, start
+from _load import Reply, cpu_seconds, drive, send, serve_engine, serve_proxy, start, start_module
 
 from miles_core.contracts.component import ComponentConfig
 from miles_core.contracts.engines import Sampling
@@ -76,34 +74,6 @@ def reply() -> Reply:
     )
 
 
-def serve_proxy(port: Any, engine: str, core: int) -> None:
-    """Hands the request's bytes to the engine, and the answer back."""
-    import aiohttp
-    from aiohttp import web
-
-    from miles_core.eventloop import run
-
-    os.sched_setaffinity(0, {core})
-
-    async def serve() -> None:
-        client = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-
-        async def handle(request: web.Request) -> web.Response:
-            data = await request.read()
-            async with client.post(f"{engine}/v1/chat/completions", data=data) as response:
-                return web.Response(body=await response.read(), content_type="application/json")
-
-        application = web.Application(client_max_size=1 << 30)
-        application.router.add_post("/{path:.*}", handle)
-        runner = web.AppRunner(application, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        port.put(runner.addresses[0][1])
-        await asyncio.Event().wait()
-
-    run(serve())
-
-
 def serve_sessions(port: Any, engine: str, core: int) -> None:
     """The session server. `/read` reads a body as JSON and no more, `/stall` tells the loop's longest stall."""
     from miles_core.eventloop import run
@@ -147,28 +117,6 @@ def serve_sessions(port: Any, engine: str, core: int) -> None:
             longest = max(longest, time.perf_counter() - before - 0.002)
 
     run(serve())
-
-
-def start_gateway(engine: str, core: int) -> tuple[Any, str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "rllm_model_gateway", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--worker", engine, "--store", "memory", "--log-level", "error"]
-    process = subprocess.Popen(
-        command,
-        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    for _ in range(300):
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1)
-            return process, f"http://127.0.0.1:{port}"
-        except OSError:
-            time.sleep(0.2)
-    process.terminate()
-    raise SystemExit("rllm-model-gateway did not start")
 
 
 def histories(turns: int) -> list[bytes]:
@@ -293,7 +241,9 @@ def main() -> None:
     try:
         systems["session server"] = start(serve_sessions, engine, theirs)
         systems["bare aiohttp proxy"] = start(serve_proxy, engine, theirs)
-        systems["rllm-model-gateway"] = start_gateway(engine, theirs)
+        systems["rllm-model-gateway"] = start_module(
+            "rllm_model_gateway", theirs, "--worker", engine, "--store", "memory", "--log-level", "error"
+        )
         rates: dict[str, list[float]] = {name: [] for name in systems}
         for _ in range(options.rounds + 1):  # the first warms up
             for name, (_, url) in systems.items():

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 TokenIds: TypeAlias = "Sequence[int] | NDArray[np.int32]"
-"""A prompt. An array costs a tenth of a list on its way to the engine."""
+"""A prompt. An array goes into a request without a Python object a token."""
 
 OnTokens = Callable[[Sequence[int]], None]
 

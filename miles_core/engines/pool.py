@@ -80,8 +80,6 @@ class EnginePool:
         """How often everything in flight was aborted on purpose, twice: odd while that is going on."""
         self.retries = 0
         """How often a request was sent again, to this engine or another."""
-        self.prompt_tokens = 0
-        self.cached_tokens = 0
         self.sampled_tokens = 0
 
     async def close(self) -> None:
@@ -96,6 +94,16 @@ class EnginePool:
     def drained(self) -> Mapping[str, str]:
         """Engines that nothing is routed to, and why."""
         return self.table.drained
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens of all requests that were answered."""
+        return sum(engine.prompt_tokens for engine in self.table.engines())
+
+    @property
+    def cached_tokens(self) -> int:
+        """Those of them that engines had in their prefix cache."""
+        return sum(engine.cached_tokens for engine in self.table.engines())
 
     @property
     def running(self) -> int:
@@ -150,8 +158,6 @@ class EnginePool:
             self.table.account(
                 routing_key, route, prompt_tokens=generation.prompt_tokens, cached_tokens=generation.cached_tokens
             )
-            self.prompt_tokens += generation.prompt_tokens
-            self.cached_tokens += generation.cached_tokens
             self.sampled_tokens += len(generation.token_ids)
             return generation
 

@@ -89,7 +89,7 @@ def audit_run(run: RunDirectory) -> AuditResult:
         count = tokens = trained_tokens = turns = 0
         for step, path in _rollout_files(run):
             rollouts = read_rollouts(path)
-            outputs = _whole_outputs(rollouts, wire)
+            outputs = whole_outputs(rollouts, wire)
             for trajectory in rollouts:
                 entry = trained.get(trajectory.group_id)
                 if entry is None or entry.version != step:
@@ -182,7 +182,7 @@ def _audit_turn(
         yield f"{turn.stop - turn.start} sampled ids, the engine returned {start - turn.start}"
 
 
-def _whole_outputs(rollouts: Sequence[Trajectory], wire: WireRecord) -> dict[str, NDArray[np.int32]]:
+def whole_outputs(rollouts: Sequence[Trajectory], wire: WireRecord) -> dict[str, NDArray[np.int32]]:
     """Ids of the generations that a trajectory holds to the end, by request: those that others may hold in part."""
     asked: Counter[str] = Counter(turn.request_id for t in rollouts for turn in t.turns)
     found: dict[str, NDArray[np.int32]] = {}

@@ -6,17 +6,31 @@ from __future__ import annotations
 import json
 import random
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+import pytest
 
 from miles_core.contracts.families import ModelFamily
 from miles_core.data.tokenizer import FileTokenizer, load_tokenizer
+from miles_core.testing.family_table import Row, record
+from miles_core.testing.suites import FamilySuite
 from miles_core.testing.tokenizers import CHATML, write_tokenizer
 from miles_core.tito.families.marked import Token
+from miles_core.tito.official import OfficialTemplate
 from miles_core.tito.verify import Verdict, verify
 
-__all__ = ["PLAIN_TOOLS", "assert_equal", "assert_laws", "plain_conversations", "token_names", "vocabulary"]
+__all__ = [
+    "PLAIN_TOOLS",
+    "FamilyLaws",
+    "assert_equal",
+    "assert_laws",
+    "plain_conversations",
+    "token_names",
+    "vocabulary",
+]
 
 Messages = list[dict[str, Any]]
 
@@ -65,13 +79,83 @@ def vocabulary(family: ModelFamily[Any], directory: Path, *, lacking: Sequence[s
     return load_tokenizer(write_tokenizer(directory, special=special))
 
 
-def assert_laws(family: ModelFamily[Any], tokenizer: FileTokenizer, *, count: int, seed: int = 0) -> Verdict:
-    """Fails where `family` breaks a law on `count` generated conversations, or refuses one."""
-    verdict = verify(family, tokenizer, count=count, seed=seed, special=sorted(tokenizer.special_names))
+def assert_laws(
+    family: ModelFamily[Any],
+    tokenizer: FileTokenizer,
+    *,
+    count: int,
+    seed: int = 0,
+    official: OfficialTemplate | None = None,
+    compare: int = 0,
+) -> Verdict:
+    """Fails where `family` breaks a law on `count` generated conversations, refuses one, or says another text than its
+    official template on one of `compare` more."""
+    verdict = verify(
+        family,
+        tokenizer,
+        count=count,
+        seed=seed,
+        special=sorted(tokenizer.special_names),
+        official=official,
+        compare=compare,
+    )
     assert not verdict.broken, verdict.findings
     assert verdict.refused == 0, verdict.findings
     assert verdict.calls > 0, "no conversation had a tool call"
+    assert official is None or verdict.compared > 0, "the official template was append-only on no conversation"
     return verdict
+
+
+class FamilyLaws(FamilySuite):
+    """`FamilySuite`, and the laws on thousands of generated conversations, shared among the `ways` to configure the
+    family; many more in a nightly run, which notes what it found (`miles_core.testing.family_table`)."""
+
+    ways: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
+    conversations: ClassVar[int] = 5_000
+    nightly_conversations: ClassVar[int] = 100_000
+
+    def family(self, way: Mapping[str, Any]) -> ModelFamily[Any]:
+        """The family that is tried."""
+        made = self.component(self.component.Config(**way))
+        assert isinstance(made, ModelFamily)
+        return made
+
+    def tokenizer(self, way: Mapping[str, Any], directory: Path) -> FileTokenizer:
+        """Its vocabulary: `vocabulary`, which finds the tokens that the family's module defines."""
+        return vocabulary(FamilyLaws.family(self, way), directory)
+
+    def official(self, way: Mapping[str, Any]) -> OfficialTemplate | None:
+        """The template that it is held to, if there is one."""
+        return None
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "way" in metafunc.fixturenames:
+            metafunc.parametrize("way", self.ways, ids=_title)
+
+    def test_no_law_is_broken(self, way: Mapping[str, Any], tmp_path: Path) -> None:
+        self._try(way, tmp_path, self.conversations, seed=0)
+
+    @pytest.mark.nightly
+    def test_no_law_is_broken_in_a_night(self, way: Mapping[str, Any], tmp_path: Path) -> None:
+        begin = time.process_time()
+        verdict = self._try(way, tmp_path, self.nightly_conversations, seed=1)
+        name = type(self).component.__module__.partition(".")[0].rpartition("_")[2]
+        record(Row.of(name, _title(way), verdict, time.process_time() - begin))
+
+    def _try(self, way: Mapping[str, Any], directory: Path, together: int, *, seed: int) -> Verdict:
+        count = together // len(self.ways)
+        return assert_laws(
+            self.family(way),
+            self.tokenizer(way, directory),
+            count=count,
+            seed=seed,
+            official=self.official(way),
+            compare=count // 8,
+        )
+
+
+def _title(way: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={value}" for key, value in way.items()) or "default"
 
 
 def plain_conversations(

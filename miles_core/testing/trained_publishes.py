@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from miles_core.contracts.backends import WeightStream
     from miles_core.contracts.transports import WeightTransport
 
-__all__ = ["engine_here", "train_and_publish"]
+__all__ = ["engine_here", "publishes_tied_experts", "train_and_publish", "write_tied_experts"]
 
 _PROMPT = list(range(5, 37))
 
@@ -103,6 +103,39 @@ async def train_and_publish(
             await receiver.close()
             sender.close()
     return held
+
+
+def write_tied_experts(directory: Path) -> None:
+    """A tiny Qwen3-MoE with random weights: two layers of six experts, and one matrix for embedding and head."""
+    import torch
+    from transformers import Qwen3MoeForCausalLM
+    from transformers.models.qwen3_moe.configuration_qwen3_moe import Qwen3MoeConfig
+
+    shape: dict[str, Any] = {
+        "vocab_size": 97,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "moe_intermediate_size": 16,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "eos_token_id": 1,
+        "tie_word_embeddings": True,
+    }
+    torch.manual_seed(0)
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape)).save_pretrained(directory)
+
+
+async def publishes_tied_experts(transport: WeightTransport[Any], directory: Path, *, dtype: str) -> None:
+    """`train_and_publish` such a model; the head is sent once, changes with every step, and every expert by itself."""
+    write_tied_experts(directory / "model")
+    held = await train_and_publish(transport, directory / "model", directory, dtype=dtype)
+    assert "lm_head.weight" not in held[0]
+    assert len({one["model.embed_tokens.weight"] for one in held}) == len(held)
+    assert sum(".experts." in name for name in held[0]) == 2 * 6 * 3
 
 
 def _likelihood() -> Any:

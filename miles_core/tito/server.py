@@ -27,7 +27,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from miles_core import __version__
-from miles_core.errors import EngineError, EngineRefusal, EngineUnavailable
+from miles_core.tito.answers import GONE, HttpError, http_error, json_answer, models, state
+from miles_core.tito.delivery import deliver, is_cancelled
 from miles_core.tito.dialects.anthropic import AnthropicDialect
 from miles_core.tito.dialects.base import Dialect, expect, get
 from miles_core.tito.dialects.chat import ChatDialect
@@ -38,51 +39,18 @@ from miles_core.tito.openapi import openapi_document
 from miles_core.tito.sessions import Session
 from miles_core.tito.settings import SessionSettings
 from miles_core.tito.store import SessionStore
-from miles_core.tito.streaming import Progress
-from miles_core.tito.tree import TurnConflictError, TurnRefusedError
-from miles_core.tito.turns import BadRequestError, Reply, TurnRequest
+from miles_core.tito.turns import BadRequestError
 
-__all__ = ["SessionApp"]
+__all__ = ["TURNS", "SessionApp"]
 
 _CHAT, _RESPONSES, _ANTHROPIC = ChatDialect(), ResponsesDialect(), AnthropicDialect()
-_TURNS: dict[str, Dialect] = {
+TURNS: dict[str, Dialect] = {
     "v1/chat/completions": _CHAT,
     "v1/responses": _RESPONSES,
     "v1/messages": _ANTHROPIC,
     "inference/v1/generate": TokenDialect(),
 }
-_GONE = (404, "no session of this id: it has ended, expired or never was", "session_not_found")
-
-
-class HttpError(Exception):
-    """An answer that is an error: status, message, code."""
-
-    def __init__(self, status: int, message: str, code: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-
-
-def http_error(error: BaseException) -> HttpError | None:
-    """The answer that an exception of a turn means; None for one that must not happen."""
-    match error:
-        case HttpError():
-            return error
-        case BadRequestError():
-            return HttpError(400, str(error), error.code)
-        case TurnRefusedError():
-            return HttpError(400, str(error), "context_length_exceeded")
-        case TurnConflictError():
-            return HttpError(409, str(error), "session_conflict")
-        case EngineRefusal():
-            return HttpError(400, f"the engine refused the request: {error}", "engine_refused")
-        case EngineUnavailable():
-            return HttpError(503, str(error), "engine_unavailable")
-        case EngineError():
-            return HttpError(502, str(error), "engine_error")
-        case asyncio.CancelledError():
-            return HttpError(*_GONE)
-    return None
+"""Paths below a session that ask for a turn, and how each speaks."""
 
 
 class SessionApp:
@@ -116,16 +84,16 @@ class SessionApp:
             return
         request = Request(scope, receive)
         head, tail = _split(scope["path"])
-        dialect = _TURNS.get(tail, _ANTHROPIC if tail.startswith("v1/messages") else _CHAT)
+        dialect = TURNS.get(tail, _ANTHROPIC if tail.startswith("v1/messages") else _CHAT)
         try:
             response = await self._answer(request, head, tail, dialect, send)
         except ClientDisconnect:
             return
         except (Exception, asyncio.CancelledError) as error:
             found = http_error(error)
-            if found is None or _cancelled():
+            if found is None or is_cancelled():
                 raise
-            response = _json(dialect.error(found.status, str(found), found.code), found.status)
+            response = json_answer(dialect.error(found.status, str(found), found.code), found.status)
         if response is not None:
             await response(scope, receive, send)
 
@@ -135,9 +103,9 @@ class SessionApp:
         """The response; None when it has been sent."""
         method = request.method
         if tail == "health" and method == "GET":
-            return _json({"status": "ok", "sessions": len(self.store)})
+            return json_answer({"status": "ok", "sessions": len(self.store)})
         if session_id is None and tail == "openapi.json" and method == "GET":
-            return _json(openapi_document(__version__, opens=self._settings is not None))
+            return json_answer(openapi_document(__version__, opens=self._settings is not None))
         if session_id == "" and not tail:
             return await self._open(request)
         if session_id is None:
@@ -146,25 +114,26 @@ class SessionApp:
                 raise HttpError(404, f"no path {request.url.path!r} without a session", "not_found")
         session = self.store.get(session_id)
         if session is None:
-            raise HttpError(*_GONE)
+            raise HttpError(*GONE)
         match (method, tail):
-            case ("POST", path) if path in _TURNS:
+            case ("POST", path) if path in TURNS:
                 self._authorize(request, session)
-                return await self._turn(request, session, dialect, send)
+                turn = dialect.read(await self._body(request))
+                return await deliver(request, session, self.store.codec, dialect, turn, send)
             case ("POST", "v1/messages/count_tokens"):
                 self._authorize(request, session)
                 turn = _ANTHROPIC.read_prompt(await self._body(request))
-                return _json({"input_tokens": await session.count(turn)})
+                return json_answer({"input_tokens": await session.count(turn)})
             case ("GET", "v1/models"):
                 self._authorize(request, session)
-                return _json(_models(self._model))
+                return json_answer(models(self._model))
             case ("GET", ""):
                 self._authorize(request, session, admin=True)
-                return _json(_state(session))
+                return json_answer(state(session))
             case ("DELETE", ""):
                 self._authorize(request, session, admin=True)
                 self.store.end(session.id)
-                return _json({"id": session.id, "deleted": True})
+                return json_answer({"id": session.id, "deleted": True})
             case ("POST", "export"):
                 self._authorize(request, session, admin=True)
                 return await self._export(request, session)
@@ -207,7 +176,7 @@ class SessionApp:
             self._authorize(request, None, admin=True)
         session = self.store.open(self._settings(await self._body(request)))
         base = str(request.base_url).rstrip("/")
-        return _json(
+        return json_answer(
             {"id": session.id, "token": session.token, "base_url": f"{base}/sessions/{session.id}"}, status=201
         )
 
@@ -227,102 +196,6 @@ class SessionApp:
         data = await asyncio.to_thread(to_ipc, trajectories)
         return Response(data, media_type="application/vnd.apache.arrow.stream")
 
-    # Turns.
-
-    async def _turn(self, request: Request, session: Session, dialect: Dialect, send: Send) -> Response | None:
-        turn = dialect.read(await self._body(request))
-        gone = asyncio.create_task(_disconnected(request))
-        try:
-            if turn.stream:
-                await self._streamed(session, dialect, turn, gone, send)
-                return None
-            reply = await _finished(session.start(turn), gone)
-            return _json(dialect.answer(turn, reply))
-        finally:
-            gone.cancel()
-
-    async def _streamed(
-        self, session: Session, dialect: Dialect, turn: TurnRequest, gone: asyncio.Task[None], send: Send
-    ) -> None:
-        """Answer with server-sent events. The status waits for the first of them, so an early error keeps its own."""
-        changed = asyncio.Event()
-        codec, stops = self.store.codec, (*session.settings.sampling.stop, *turn.stop)
-        progress = Progress(codec.family, codec.tokenizer, stops, changed.set)
-        task = session.start(turn, progress)
-        task.add_done_callback(lambda _: changed.set())
-        gone.add_done_callback(_cancelling(task))
-        writer, begun = dialect.stream(turn), False
-
-        def head() -> bytes:
-            """What comes before the first event; events are numbered in the order in which they are made."""
-            return b"" if begun else writer.start()
-
-        async def write(data: bytes, *, more: bool = True) -> None:
-            nonlocal begun
-            if not begun:
-                begun = True
-                await send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
-            await send({"type": "http.response.body", "body": data, "more_body": more})
-
-        try:
-            while True:
-                await changed.wait()
-                changed.clear()
-                if task.done():
-                    break
-                new = progress.take()
-                if any(new):
-                    await write(head() + writer.delta(*new))
-            reply = task.result()
-            rest = progress.take()
-            delta = head() + (writer.delta(*rest) if any(rest) else b"")
-            await write(delta + writer.finish(reply), more=False)
-        except (Exception, asyncio.CancelledError) as error:
-            if gone.done():
-                raise ClientDisconnect from error
-            found = http_error(error)
-            if not begun or found is None or _cancelled():
-                raise
-            await write(writer.error(found.status, str(found), found.code), more=False)
-        finally:
-            task.cancel()
-            del task  # its exception holds this frame, which would hold it: a cycle around the whole session
-
-
-_EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-
-
-async def _finished(task: asyncio.Task[Reply], gone: asyncio.Task[None]) -> Reply:
-    """The reply; a client that goes away, or a server that stops, cancels the turn."""
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
-    finally:
-        task.cancel()
-        del task  # as above
-
-
-def _cancelling(task: asyncio.Task[Reply]) -> Callable[[object], None]:
-    """A callback that cancels a turn. It is made here, so that no frame which is waiting for the turn holds it."""
-
-    def cancel(_: object) -> None:
-        task.cancel()
-
-    return cancel
-
-
-def _cancelled() -> bool:
-    """Whether this request itself is cancelled (the server stops), not only its turn."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
 
 def _split(path: str) -> tuple[str | None, str]:
     """(session id, what is behind it): None for a path without a session, "" for `/sessions` itself."""
@@ -330,37 +203,3 @@ def _split(path: str) -> tuple[str | None, str]:
     if parts[0] != "sessions":
         return None, path.strip("/")
     return (parts[1] if len(parts) > 1 else ""), (parts[2] if len(parts) > 2 else "")
-
-
-def _json(body: Mapping[str, Any], status: int = 200) -> Response:
-    return Response(orjson.dumps(body), status_code=status, media_type="application/json")
-
-
-def _models(name: str) -> dict[str, Any]:
-    """A list that OpenAI and Anthropic clients both read."""
-    model = {
-        "id": name,
-        "object": "model",
-        "type": "model",
-        "created": 0,
-        "created_at": "1970-01-01T00:00:00Z",
-        "display_name": name,
-        "owned_by": "miles",
-    }
-    return {"object": "list", "data": [model], "has_more": False, "first_id": name, "last_id": name}
-
-
-def _state(session: Session) -> dict[str, Any]:
-    tree = session.tree
-    return {
-        "id": session.id,
-        "mode": tree.mode,
-        "turns": tree.nodes,
-        "tokens": tree.tokens,
-        "leaves": len(tree.leaves()),
-        "running": session.running,
-        "full": session.full,
-        "prompt_tokens": session.prompt_tokens,
-        "cached_tokens": session.cached_tokens,
-        "created": session.created,
-    }

@@ -28,7 +28,9 @@ class _Server(uvicorn.Server):
 
 
 class SessionServer:
-    """A running session server: `start`, then `url`, then `close`. Expired sessions are ended every few seconds."""
+    """A running session server: `start`, then `url`, then `close`. Expired sessions are ended every few seconds.
+
+    In between the garbage collector of the whole process is in the hands of a `Freezer`."""
 
     def __init__(self, app: SessionApp, *, host: str = "127.0.0.1", port: int = 0, sweep_seconds: float = 5.0) -> None:
         self.app = app

@@ -24,7 +24,19 @@ from miles_core.runs.audit import audit_run
 from miles_core.runs.directory import RunDirectory
 from miles_core.runs.metrics import MetricsStore
 
-__all__ = ["COMBINATIONS", "Chain", "Kill", "Mode", "Victim", "check_asynchronous", "crash", "outcome", "reference"]
+__all__ = [
+    "COMBINATIONS",
+    "Chain",
+    "Kill",
+    "Mode",
+    "Victim",
+    "check_asynchronous",
+    "crash",
+    "left_behind",
+    "outcome",
+    "pids_of",
+    "reference",
+]
 
 ROOT = Path(__file__).parents[2]
 Victim = Literal["controller", "trainer", "engine"]
@@ -147,7 +159,7 @@ def _kill(process: subprocess.Popen[bytes], path: Path, victim: Victim, draw: ra
     until = time.monotonic() + (part * _STARTING if further is None else _DEADLINE)
     pids: list[int] = []
     while process.poll() is None:
-        pids = [process.pid] if victim == "controller" else _pids(path, _MODULES[victim])
+        pids = [process.pid] if victim == "controller" else pids_of(path, victim)
         due = time.monotonic() >= until if further is None else _step(path) >= at + further and _serving(path)
         if pids and due:
             break
@@ -172,7 +184,7 @@ def _after_an_engine(process: subprocess.Popen[bytes], path: Path, killed: int) 
     end = time.monotonic() + _DEADLINE
     while process.poll() is None:
         assert time.monotonic() < end, "an engine is gone, and the run neither goes on nor stops"
-        if [pid for pid in _pids(path, _MODULES["engine"]) if pid != killed]:
+        if [pid for pid in pids_of(path, "engine") if pid != killed]:
             return "went on"
         time.sleep(0.02)
     return "stopped" if process.returncode else "went on"
@@ -187,8 +199,9 @@ def _serving(path: Path) -> bool:
     return (path / "wire.sqlite").exists()
 
 
-def _pids(path: Path, module: str) -> list[int]:
-    return [pid for pid, line in _processes(path) if module in line]
+def pids_of(path: Path, victim: Victim) -> list[int]:
+    """Processes of the trainer, or of engines, of the run in `path`."""
+    return [pid for pid, line in _processes(path) if _MODULES[victim] in line]
 
 
 def left_behind(path: Path) -> list[str]:

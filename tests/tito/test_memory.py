@@ -200,6 +200,7 @@ async def test_a_leak_is_found(tokenizer: FileTokenizer, monkeypatch: pytest.Mon
 
 async def test_thousands_of_sessions_leave_no_memory(tokenizer: FileTokenizer):
     """No HTTP here: open, fill and end, and what Python's allocator holds is what it held before."""
+    held = nodes()
     async with serving(Failing(tokenizer, "some words"), tokenizer) as s:
         settings = SessionSettings(engine=s.session.settings.engine, sampling=Sampling(max_new_tokens=50))
 
@@ -215,7 +216,7 @@ async def test_thousands_of_sessions_leave_no_memory(tokenizer: FileTokenizer):
         await many(SESSIONS)
         grown = blocks() - before
     assert grown < SESSIONS / 10, f"{grown} blocks for {SESSIONS} sessions"
-    assert not [o for o in gc.get_objects() if type(o) is Node and o.added is not None]
+    assert nodes() <= held
 
 
 def blocks() -> int:
@@ -223,6 +224,13 @@ def blocks() -> int:
     for _ in range(3):
         gc.collect()
     return sys.getallocatedblocks()
+
+
+def nodes() -> int:
+    """Turns that live: other tests' fixtures may hold some. Not while a server runs, which freezes objects."""
+    for _ in range(3):
+        gc.collect()
+    return sum(type(found) is Node and found.added is not None for found in gc.get_objects())
 
 
 async def test_streams_of_clients_that_leave_hold_no_task(tokenizer: FileTokenizer):

@@ -9,7 +9,7 @@ import pytest
 
 from miles_core.data.tokenizer import FileTokenizer
 from miles_core.tito.openapi import openapi_document
-from miles_core.tito.server import _TURNS
+from miles_core.tito.server import TURNS
 from tests.tito.serving import Engine, serving
 
 
@@ -30,7 +30,7 @@ def test_every_schema_in_it_is_one():
 
 def test_every_turn_is_in_it_under_both_addresses():
     paths = openapi_document("1", opens=False)["paths"]
-    assert {f"/{tail}" for tail in _TURNS} | {f"/sessions/{{session}}/{tail}" for tail in _TURNS} <= paths.keys()
+    assert {f"/{tail}" for tail in TURNS} | {f"/sessions/{{session}}/{tail}" for tail in TURNS} <= paths.keys()
     assert "/sessions" not in paths
 
 

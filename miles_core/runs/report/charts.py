@@ -66,12 +66,15 @@ def curve(series: Mapping[str, Sequence[Point]], *, title: str, x_label: str = "
 
 
 def _names(ends: Mapping[str, tuple[float, float]]) -> list[str]:
-    """The name of each series above the end of its line; names that would stand on each other are moved apart."""
+    """The name of each series above the end of its line, of the lowest below it; names that would stand on each other
+    are moved apart."""
     parts: list[str] = []
     lowest = float(TOP)
     numbers = {name: number for number, name in enumerate(ends)}
-    for name, (x, y) in sorted(ends.items(), key=lambda end: end[1][1]):
-        lowest = max(lowest + _NAME_HEIGHT, y - 7)
+    ordered = sorted(ends.items(), key=lambda end: end[1][1])
+    for name, (x, y) in ordered:
+        below = name == ordered[-1][0] and y + 15 < HEIGHT - BOTTOM
+        lowest = max(lowest + _NAME_HEIGHT, y + 15 if below else y - 7)
         place = f'x="{x - 4:.1f}" y="{lowest:.1f}" text-anchor="end"'
         parts.append(f'<text class="name s{numbers[name]}" {place}>{escape(name)}</text>')
     return parts

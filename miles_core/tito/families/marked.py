@@ -18,8 +18,7 @@ from miles_core.contracts.component import ConfigT
 from miles_core.contracts.families import ModelFamily, ParsedReply, Segment, Tokenizer
 from miles_core.tito.families.calls import Tools
 from miles_core.tito.families.chatml import content_text
-from miles_core.tito.families.xml_calls import _as_json as json_of
-from miles_core.tito.families.xml_calls import schema_of
+from miles_core.tito.families.xml_calls import json_of, schema_of
 
 __all__ = [
     "MarkedFamily",

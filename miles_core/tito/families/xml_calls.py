@@ -49,7 +49,7 @@ class XmlCalls(CallFormat):
         name, arguments = name_of(call)
         body = "".join(
             f"<parameter={key}>\n{value if isinstance(value, str) else self._word(text)}\n</parameter>\n"
-            for key, (value, text) in _members(name, arguments).items()
+            for key, (value, text) in members_of(name, arguments).items()
         )
         return [(OPEN, True), (f"\n<function={name}>\n{body}</function>\n", False), (CLOSE, True)]
 
@@ -73,7 +73,7 @@ class XmlCalls(CallFormat):
             if end is None:
                 return None
             members = (
-                f"{json.dumps(key, ensure_ascii=False)}: {_as_json(value, schema_of(tools, function[1], key))}"
+                f"{json.dumps(key, ensure_ascii=False)}: {json_of(value, schema_of(tools, function[1], key))}"
                 for key, value in values.items()
             )
             arguments = f"{{{', '.join(members)}}}"
@@ -137,7 +137,7 @@ def schema_of(tools: Tools, name: str, key: str) -> Mapping[str, Any]:
     return {}
 
 
-def _members(name: str, arguments: Any) -> dict[str, tuple[Any, str]]:
+def members_of(name: str, arguments: Any) -> dict[str, tuple[Any, str]]:
     if isinstance(arguments, Mapping):
         return {str(key): (value, json.dumps(value, ensure_ascii=False)) for key, value in arguments.items()}
     text = arguments or "{}"
@@ -150,7 +150,7 @@ def _members(name: str, arguments: Any) -> dict[str, tuple[Any, str]]:
     return members
 
 
-def _as_json(text: str, schema: Mapping[str, Any]) -> str:
+def json_of(text: str, schema: Mapping[str, Any]) -> str:
     """The JSON of a value: as it is spelled where the schema means JSON, as a text otherwise."""
     types = _types(schema)
     bare = text.strip()

@@ -13,7 +13,7 @@ from typing import Any
 from miles_core.tito.families.calls import name_of
 from miles_core.tito.families.hermes import read_json
 from miles_core.tito.families.marked import Piece, Token, take_calls, tool_call
-from miles_core.tito.families.xml_calls import _members as members_of
+from miles_core.tito.families.xml_calls import members_of
 
 __all__ = ["DSML", "DsmlCalls"]
 

@@ -31,7 +31,7 @@ from miles_core.tito.families.marked import (
     take_calls,
     tool_call,
 )
-from miles_core.tito.families.xml_calls import _members as members_of
+from miles_core.tito.families.xml_calls import members_of
 
 __all__ = ["GlmConfig", "GlmFamily"]
 

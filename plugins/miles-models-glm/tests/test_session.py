@@ -8,7 +8,7 @@ from miles_models_glm.family import GlmConfig, GlmFamily
 
 from miles_core.contracts.component import ComponentConfig
 from miles_core.contracts.engines import Generation, Sampling
-from miles_core.runs.audit import _whole_outputs, audit_trajectory
+from miles_core.runs.audit import audit_trajectory, whole_outputs
 from miles_core.runs.wire import WireRecord
 from miles_core.testing.families import vocabulary
 from miles_core.tito.export import Identity, export
@@ -76,7 +76,7 @@ async def talk(wire, tmp_path, ends, *, max_tokens=0):
 
 
 def problems(trajectories, wire):
-    outputs = _whole_outputs(trajectories, wire)
+    outputs = whole_outputs(trajectories, wire)
     return [p for t in trajectories for p in audit_trajectory(t, wire, policy_version=0, outputs=outputs)]
 
 

@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-from miles_models_inkling.family import InklingConfig, InklingFamily
+from miles_models_inkling.family import InklingFamily
 
-from miles_core.testing.families import assert_laws, vocabulary
-from miles_core.testing.suites import FamilySuite
-
-WAYS = [{}, {"reasoning_effort": 0.0}]
-CI, NIGHTLY = 5_000, 100_000
+from miles_core.testing.families import FamilyLaws
 
 
-class TestInklingFamily(FamilySuite):
+class TestInklingFamily(FamilyLaws):
     component = InklingFamily
-
-
-@pytest.mark.parametrize("way", WAYS, ids=str)
-def test_no_law_is_broken(way, tmp_path):
-    family = InklingFamily(InklingConfig(**way))
-    assert_laws(family, vocabulary(family, tmp_path), count=CI // len(WAYS))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("way", WAYS, ids=str)
-def test_no_law_is_broken_in_a_night(way, tmp_path):
-    family = InklingFamily(InklingConfig(**way))
-    assert_laws(family, vocabulary(family, tmp_path), count=NIGHTLY // len(WAYS), seed=1)
+    ways = ({}, {"reasoning_effort": 0.0})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,9 @@ from miles_models_nemotron import Nemotron3Config, Nemotron3Family
 from pydantic import ValidationError
 
 from miles_core.data.tokenizer import FileTokenizer, load_tokenizer
-from miles_core.testing.suites import FamilySuite
+from miles_core.testing.families import FamilyLaws
 from miles_core.testing.tokenizers import write_tokenizer
 from miles_core.tito.official import OfficialTemplate
-from miles_core.tito.verify import verify
 
 TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_response>", "</tool_response>")
 TEMPLATES = {
@@ -23,16 +23,15 @@ TEMPLATES = {
     "ultra": "nemotron_3_ultra",
     "lightning": "nemotron_3_5_lightning",
 }
-WAYS = [(model, thinking) for model in TEMPLATES for thinking in ("forced", "off")]
-
-
-class TestNemotron3Family(FamilySuite):
-    component = Nemotron3Family
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> FileTokenizer:
-    return load_tokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer"), added=TAGS))
+    return tags_are_tokens(tmp_path_factory.mktemp("tokenizer"))
+
+
+def tags_are_tokens(directory: Path) -> FileTokenizer:
+    return load_tokenizer(write_tokenizer(directory, added=TAGS))
 
 
 def official(model: str, **arguments: Any) -> OfficialTemplate:
@@ -43,22 +42,16 @@ def official(model: str, **arguments: Any) -> OfficialTemplate:
     return OfficialTemplate(path.read_text(encoding="utf-8"), path.stem, arguments)
 
 
-@pytest.mark.parametrize(("model", "thinking"), WAYS)
-def test_no_law_is_broken_and_the_text_is_the_official_one(model: Any, thinking: Any, tokenizer: FileTokenizer):
-    """Eight ways, 5,000 conversations together, and 600 more that the template can be compared on."""
-    verdict = verify(
-        Nemotron3Family(Nemotron3Config(model=model, thinking=thinking)),
-        tokenizer,
-        count=625,
-        special=sorted(tokenizer.special_names),
-        official=official(model, enable_thinking=thinking == "forced", truncate_history_thinking=False),
-        compare=75,
-    )
-    assert not verdict.broken, verdict.findings
-    assert verdict.refused == 0
-    assert verdict.calls > verdict.conversations
-    assert verdict.malformed > verdict.conversations / 2
-    assert verdict.compared >= 15
+class TestNemotron3Family(FamilyLaws):
+    component = Nemotron3Family
+    ways = tuple({"model": model, "thinking": thinking} for model in TEMPLATES for thinking in ("forced", "off"))
+
+    def tokenizer(self, way: Mapping[str, Any], directory: Path) -> FileTokenizer:
+        return tags_are_tokens(directory)
+
+    def official(self, way: Mapping[str, Any]) -> OfficialTemplate:
+        thinks = way["thinking"] == "forced"
+        return official(way["model"], enable_thinking=thinks, truncate_history_thinking=False)
 
 
 @pytest.mark.parametrize(

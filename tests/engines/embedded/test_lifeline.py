@@ -36,3 +36,16 @@ def test_an_end_that_hangs_is_made_short(tmp_path: Path) -> None:
     process.stdin.close()
     assert process.wait(timeout=30) == 1
     process.stdout.close()
+
+
+def test_a_standard_input_that_is_no_pipe_ends_nobody() -> None:
+    """An engine that a user puts into the background reads `/dev/null`."""
+    program = (
+        "import time\n"
+        "from miles_core.lifeline import Lifeline\n"
+        "Lifeline(grace=0.0)\n"
+        "time.sleep(0.5)\n"
+        "print('still here')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (0, b"still here\n")

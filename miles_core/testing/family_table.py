@@ -1,8 +1,9 @@
-"""`docs/nightly/families.md`, from what the nightly runs found."""
+"""The page of what nightly runs found of model families; `nox -s nightly` names it, `docs/nightly/families.md`."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 from miles_core.tito.verify import Verdict
@@ -45,8 +46,13 @@ class Row:
         return self.cells[0], self.cells[1]
 
 
-def record(page: Path, row: Row) -> None:
-    """Put a row into the page, in the place of the one that an earlier night left there."""
+def record(row: Row) -> None:
+    """Put a row into the page, in the place of the one that an earlier night left there. Without
+    `MILES_FAMILIES_TABLE` there is no page."""
+    named = os.environ.get("MILES_FAMILIES_TABLE")
+    if not named:
+        return
+    page = Path(named)
     lines = page.read_text().splitlines() if page.exists() else []
     table = [line for line in lines if line.startswith("| ")][1:]
     rows = [Row(tuple(cell.strip() for cell in line[2:-2].split(" | "))) for line in table]
