@@ -64,7 +64,7 @@ def tests(session: nox.Session, environment: str) -> None:
     """The tests: with the training extra, without torch, and each plugin alone and together from built wheels."""
     if environment == "train":
         install(session, "-e", ".[train,lora,tasks,oracles,dev]", model=True)
-        pytest(session, *USUAL, "-n", "2", "--dist", "worksteal")
+        pytest(session, *USUAL, "-n", "2", "--dist", "loadgroup")
     elif environment == "base":
         install(session, "-e", ".[dev]")
         session.run("python", "-c", "import importlib.util as u; assert u.find_spec('torch') is None, 'torch is here'")

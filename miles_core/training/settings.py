@@ -33,7 +33,11 @@ class FsdpConfig(ComponentConfig):
     """AdamW (arXiv 1711.05101), clipping, schedule and memory of the `fsdp` backend."""
 
     nproc: int = Field(default=1, ge=1)
-    """Trainer processes: FSDP2 shards weights, gradients and optimizer state over them."""
+    """Trainer processes, which share the work of each batch."""
+
+    sharding: Literal["full", "none"] = "full"
+    """What each of several processes holds. `full`: a shard of weights, gradients and optimizer state (FSDP2). `none`:
+    all of them, and gradients are summed once a step, which is faster where they fit."""
 
     device: Device = "auto"
     """Where to compute: `cpu`, `cuda` (one GPU a process), or `auto`, a GPU where there is one."""

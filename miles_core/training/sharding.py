@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,16 +13,14 @@ from torch.distributed.tensor import DTensor
 from miles_core.training.ranks import Ranks
 from miles_core.training.scorer import Scorer
 
-__all__ = ["gathered", "own_part", "shard"]
+__all__ = ["gathered", "is_sharded", "own_part", "shard"]
 
 
 def shard(scorer: Scorer, ranks: Ranks, device: torch.device) -> None:
-    """Shard in place, one unit a transformer block and one for the rest. With one rank nothing changes.
+    """Shard in place, one unit a transformer block and one for the rest.
 
     Gradients are *summed* over ranks: the objective's weights are those of the global batch already.
     """
-    if ranks.size == 1:
-        return
     mesh = init_device_mesh(device.type, (ranks.size,))
     low = scorer.compute_dtype if scorer.compute_dtype == torch.bfloat16 else None
     # Sums over ranks are in the dtype of the masters.
@@ -36,6 +35,11 @@ def shard(scorer: Scorer, ranks: Ranks, device: torch.device) -> None:
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     scorer.sharded = True
+
+
+def is_sharded(parameters: Iterable[torch.Tensor]) -> bool:
+    """Whether other ranks hold the rest of these."""
+    return any(isinstance(parameter, DTensor) for parameter in parameters)
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ from miles_core.training.device import device_of
 from miles_core.training.fidelity import fidelity_metrics
 from miles_core.training.layout import Layout, lay_out
 from miles_core.training.lora import add_adapters, save_adapter
-from miles_core.training.optimizer import adamw, clip, gradients_of
+from miles_core.training.optimizer import adamw, clip, gradients_of, sum_gradients
 from miles_core.training.packing import clusters_of, plan, rows_needed
 from miles_core.training.ranks import Ranks
 from miles_core.training.schedule import learning_rate
@@ -42,8 +42,8 @@ Masks = Sequence[NDArray[np.bool_]]
 class Trainer:
     """Deterministic: the same weights, optimizer state and batch give the same bits, also in a new process.
 
-    With several ranks, each computes its share of a batch and holds a shard of every parameter. All of them know the
-    columns of the whole batch, so advantages, normalisers and what is refused are the same everywhere.
+    With several ranks, each computes its share of a batch, and holds a shard of every parameter or all of it. All of
+    them know the columns of the whole batch, so advantages, normalisers and what is refused are the same everywhere.
     """
 
     def __init__(self, config: FsdpConfig, start: BackendStart) -> None:
@@ -63,7 +63,7 @@ class Trainer:
         )
         if config.lora is not None:
             add_adapters(self.scorer.model, config.lora)
-        shard(self.scorer, self.ranks, self.device)
+        self._shard(self.scorer)
         self._reference: Scorer | None = None
         self.policy = [p for p in self.scorer.model.parameters() if p.requires_grad]
         self.critic = [] if self.scorer.critic is None else list(self.scorer.critic.parameters())
@@ -83,8 +83,12 @@ class Trainer:
                 temperature=self.start.temperature,
                 device=self.device,
             ).requires_grad_(False)
-            shard(self._reference, self.ranks, self.device)
+            self._shard(self._reference)
         return self._reference
+
+    def _shard(self, scorer: Scorer) -> None:
+        if self.ranks.size > 1 and self.config.sharding == "full":
+            shard(scorer, self.ranks, self.device)
 
     def micro_batches(self, trajectories: Sequence[Trajectory], wanted: Masks) -> Iterator[Layout]:
         """This rank's layouts: over all ranks they hold every trajectory of which a token is wanted, once. Every rank
@@ -216,6 +220,8 @@ class Trainer:
             for name, value in sums.items():
                 totals[name] = totals.get(name, 0.0) + float(value)
             _place(logprobs, scored, layout, starts)
+        if self.ranks.size > 1 and self.config.sharding == "none":
+            sum_gradients([*self.policy, *self.critic], self.ranks)
         metrics = self.ranks.sums(totals)
         return metrics.pop(""), metrics, self.ranks.sum(logprobs)
 

@@ -28,7 +28,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def installed(generated: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed_plugins(generated: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All of them in one directory, by one call of pip."""
     pytest.importorskip("hatchling")
     target = tmp_path_factory.mktemp("installed")
@@ -40,10 +40,10 @@ def installed(generated: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="module")
-def outcome(generated: dict[str, Path], installed: Path) -> str:
+def outcome(generated: dict[str, Path], installed_plugins: Path) -> str:
     """What pytest says of all generated tests, in one run, `-v`."""
     tests = [str(path / "tests") for path in generated.values()]
-    environment = {**os.environ, "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(installed_plugins), "OMP_NUM_THREADS": "1"}
     root = next(iter(generated.values())).parent
     command = [sys.executable, "-m", "pytest", "-v", "--color=no", f"--rootdir={root}", "-p", "no:asyncio", *tests]
     return subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment).stdout
@@ -60,7 +60,7 @@ def test_generated_tests_pass(kind: str, outcome: str) -> None:
 
 
 @pytest.mark.slow
-def test_installed_plugins_load_and_are_checked(installed: Path) -> None:
+def test_installed_plugins_load_and_are_checked(installed_plugins: Path) -> None:
     script = (
         "from miles_core.plugins import PluginManager\n"
         "from miles_core.testing.runner import check_plugin\n"
@@ -69,7 +69,7 @@ def test_installed_plugins_load_and_are_checked(installed: Path) -> None:
         "print(*sorted(i.name for i in manager.plugins if i.name.startswith('new_')))\n"
         "print(all(r.error is None for r in check_plugin('new_rewards')))"
     )
-    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    environment = {**os.environ, "PYTHONPATH": str(installed_plugins)}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
     assert done.stdout.splitlines() == [" ".join(sorted(f"new_{kind}" for kind in ALL)), "True"], done.stderr
 

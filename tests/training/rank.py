@@ -65,6 +65,15 @@ def work(start: dict, out: Path) -> dict:
 
     small = make_batch(3, groups=1, size=3)  # one trajectory trains: the other ranks have nothing to do
     found["empty_rank"] = report(started(start), small)
+    whole = started(start, sharding="none")
+    found["whole"] = [report(whole, make_batch(seed)) for seed in (0, 1)]
+    whole.save(out / "whole")
+    found["whole_next"] = report(whole, make_batch(2))
+    found["whole_digest"] = weights_digest(whole)
+    found["whole_empty_rank"] = report(started(start, sharding="none"), small)
+    found["whole_ppo"] = [
+        report(critic := started({**start, "critic": True}, sharding="none"), make_batch(seed), PPO) for seed in (0, 1)
+    ]
     found["split"] = report(started(start, max_tokens_per_microbatch=8, share_prefix=False), make_batch(0))
     found["lora"] = [report(tuned := started(start, lora={"rank": 2}), make_batch(seed)) for seed in (0, 1)]
     found["lora_digest"] = weights_digest(tuned)

@@ -15,6 +15,8 @@ from miles_core.training.ranks import open_rendezvous
 HERE = Path(__file__).parent
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 WORK = ["plain", "next", "empty_rank", "split", "lora", "ppo", "bfloat16"]
+WHOLE = {"whole": "plain", "whole_next": "next", "whole_empty_rank": "empty_rank", "whole_ppo": "ppo"}
+"""What ranks without shards do, and what it must equal."""
 
 
 def run(*commands):
@@ -33,7 +35,7 @@ def run(*commands):
 
 
 @pytest.fixture(scope="module")
-def found(directory, tmp_path_factory):
+def found_by_ranks(directory, tmp_path_factory):
     """Findings of every rank, by number of processes; two are started by torchrun, four at a rendezvous."""
     result = {}
     out = {size: tmp_path_factory.mktemp(f"size{size}") for size in (1, 2, 4)}
@@ -56,8 +58,8 @@ def reports(tree):
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("what", WORK)
-def test_loss_and_gradient_norm_are_those_of_one_process(found, size, what):
-    one, many = reports(found[0][1][0][what]), reports(found[0][size][0][what])
+def test_loss_and_gradient_norm_are_those_of_one_process(found_by_ranks, size, what):
+    one, many = reports(found_by_ranks[0][1][0][what]), reports(found_by_ranks[0][size][0][what])
     loose = 500 if what == "bfloat16" else 1
     for mine, theirs in zip(many, one, strict=True):
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5 * loose, abs=1e-7)
@@ -67,8 +69,18 @@ def test_loss_and_gradient_norm_are_those_of_one_process(found, size, what):
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_the_whole_gradient_of_branching_episodes_is_that_of_one_process(found, size):
-    one, many = found[0][1][0]["float64"], found[0][size][0]["float64"]
+@pytest.mark.parametrize("what", WHOLE)
+def test_ranks_without_shards_do_what_one_process_does(found_by_ranks, size, what):
+    one, many = reports(found_by_ranks[0][1][0][WHOLE[what]]), reports(found_by_ranks[0][size][0][what])
+    for mine, theirs in zip(many, one, strict=True):
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5, abs=1e-7)
+        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-5)
+        assert mine["metrics"] == pytest.approx(theirs["metrics"], rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_whole_gradient_of_branching_episodes_is_that_of_one_process(found_by_ranks, size):
+    one, many = found_by_ranks[0][1][0]["float64"], found_by_ranks[0][size][0]["float64"]
     assert many["loss"] == pytest.approx(one["loss"], rel=1e-6)
     assert many["gradients"].keys() == one["gradients"].keys()
     for name, numbers in one["gradients"].items():
@@ -76,26 +88,27 @@ def test_the_whole_gradient_of_branching_episodes_is_that_of_one_process(found, 
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_every_rank_has_the_same_answer(found, size):
-    first, *others = found[0][size]
+def test_every_rank_has_the_same_answer(found_by_ranks, size):
+    first, *others = found_by_ranks[0][size]
     assert all(other == first for other in others)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_a_checkpoint_continues_bit_for_bit(found, size):
-    answer = found[0][size][0]
+def test_a_checkpoint_continues_bit_for_bit(found_by_ranks, size):
+    answer = found_by_ranks[0][size][0]
     assert answer["resumed"] == answer["next"]
     assert answer["resumed_digest"] == answer["digest"]
 
 
+@pytest.mark.parametrize("saved", ["checkpoint", "whole"])
 @pytest.mark.parametrize("size", [2, 4])
-def test_a_checkpoint_loads_into_another_process_count(found, size, backends, batches, monkeypatch):
+def test_a_checkpoint_loads_into_another_process_count(found_by_ranks, size, saved, backends, batches, monkeypatch):
     monkeypatch.syspath_prepend(str(HERE))
     from rank import FULL
 
-    answers, out = found
+    answers, out = found_by_ranks
     backend = backends()
-    backend.load(out[size] / "checkpoint")
+    backend.load(out[size] / saved)
     report = backend.train_step(batches(2), FULL)
     assert report.step == 3
     assert report.loss == pytest.approx(answers[size][0]["next"]["loss"], rel=1e-6, abs=1e-8)
@@ -103,10 +116,10 @@ def test_a_checkpoint_loads_into_another_process_count(found, size, backends, ba
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_logprobs_and_export_are_whole(found, size):
+def test_logprobs_and_export_are_whole(found_by_ranks, size):
     from safetensors.torch import load_file
 
-    answers, out = found
+    answers, out = found_by_ranks
     for mine, theirs in zip(answers[size][0]["logprobs"], answers[1][0]["logprobs"], strict=True):
         assert mine == pytest.approx(theirs, abs=1e-5)
     mine, theirs = (load_file(out[s] / "export" / "model.safetensors") for s in (size, 1))
@@ -114,6 +127,6 @@ def test_logprobs_and_export_are_whole(found, size):
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_a_nan_on_one_rank_is_refused_by_all(found, size):
-    for answer in found[0][size]:
+def test_a_nan_on_one_rank_is_refused_by_all(found_by_ranks, size):
+    for answer in found_by_ranks[0][size]:
         assert "loss term policy is not finite" in answer["refused"]
