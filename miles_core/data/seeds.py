@@ -13,5 +13,5 @@ def derive_seed(*parts: object) -> int:
     >>> derive_seed(0, "prompt", 3) == derive_seed(0, "prompt", 3)
     True
     """
-    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    text = "\x1f".join([f"{type(part).__name__}:{part}" for part in parts])
     return xxhash.xxh3_64_intdigest(text.encode()) & 0x7FFF_FFFF

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import sqlite3
-import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Literal, NoReturn, get_args
 
@@ -60,9 +59,24 @@ CREATE TABLE IF NOT EXISTS groups (
     version INTEGER,
     reason TEXT NOT NULL DEFAULT ''
 );
-CREATE INDEX IF NOT EXISTS groups_by_state ON groups (state);
 CREATE UNIQUE INDEX IF NOT EXISTS groups_by_position ON groups (position);
 """
+_WRITTEN_DOWN = "".join(
+    f"""
+CREATE TRIGGER IF NOT EXISTS groups_{event.split()[0].lower()} AFTER {event} ON groups BEGIN
+    INSERT INTO transitions (group_id, state, step, version, reason, at) VALUES
+        (NEW.group_id, NEW.state, NEW.step, NEW.version, NEW.reason, (julianday('now') - 2440587.5) * 86400.0);
+END;"""
+    for event in ("INSERT", "UPDATE")
+) + "".join(
+    f"""
+CREATE TRIGGER IF NOT EXISTS transitions_refuse_{event.lower()} BEFORE {event} ON transitions BEGIN
+    SELECT RAISE(ABORT, 'transitions are only appended');
+END;"""
+    for event in ("UPDATE", "DELETE")
+)
+"""SQLite itself sees to it that no state changes without a row of `transitions`, and that those stay. `at` is Unix time
+in seconds."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +115,7 @@ class Ledger:
         self._depth = 0
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
-        self._db.executescript(_SCHEMA)
+        self._db.executescript(_SCHEMA + _WRITTEN_DOWN)
 
     def close(self) -> None:
         self._db.close()
@@ -126,15 +140,13 @@ class Ledger:
 
     def issue(self, group_id: str, *, position: int, prompt_id: str) -> None:
         """A new group, `pending`. Raises `LedgerError` when the group or the position was issued before."""
-        with self.transaction():
-            try:
-                self._db.execute(
-                    "INSERT INTO groups (group_id, position, prompt_id, attempt, state) VALUES (?, ?, ?, 0, 'pending')",
-                    (group_id, position, prompt_id),
-                )
-            except sqlite3.IntegrityError as error:
-                raise LedgerError(f"group {group_id!r} at position {position} was issued before: {error}") from error
-            self._append(group_id, "pending", None, None, "")
+        try:
+            self._db.execute(
+                "INSERT INTO groups (group_id, position, prompt_id, attempt, state) VALUES (?, ?, ?, 0, 'pending')",
+                (group_id, position, prompt_id),
+            )
+        except sqlite3.IntegrityError as error:
+            raise LedgerError(f"group {group_id!r} at position {position} was issued before: {error}") from error
 
     def move(
         self,
@@ -148,12 +160,11 @@ class Ledger:
         """Move groups to a state, all or none. Raises `LedgerError` for an illegal transition. `pending` from a later
         state is a retry, and counted in `attempt`."""
         retry = 1 if state == "pending" else 0
-        with self.transaction():
-            for group_id in group_ids:
-                moved = self._db.execute(_MOVE[state], (state, step, version, reason, retry, group_id)).rowcount
-                if not moved:
+        moved = list(group_ids)
+        with self.transaction() if len(moved) > 1 else nullcontext():  # one statement is a transaction by itself
+            for group_id in moved:
+                if not self._db.execute(_MOVE[state], (state, step, version, reason, retry, group_id)).rowcount:
                     self._refuse(group_id, state)
-                self._append(group_id, state, step, version, reason)
 
     def _refuse(self, group_id: str, state: State) -> NoReturn:
         row = self._db.execute("SELECT state FROM groups WHERE group_id = ?", (group_id,)).fetchone()
@@ -177,11 +188,10 @@ class Ledger:
             ).fetchall()
             for (group_id,) in lost:
                 self._db.execute(
-                    "UPDATE groups SET state = 'pending', attempt = 0, step = NULL, version = NULL, reason = '' "
+                    "UPDATE groups SET state = 'pending', attempt = 0, step = NULL, version = NULL, reason = ? "
                     "WHERE group_id = ?",
-                    (group_id,),
+                    (f"rewind to step {step}", group_id),
                 )
-                self._append(group_id, "pending", None, None, f"rewind to step {step}")
         return self.open()
 
     def open(self) -> list[Entry]:
@@ -229,9 +239,3 @@ class Ledger:
         )
         names = [f.name for f in dataclasses.fields(Entry)]
         return [Entry(**dict(zip(names, row, strict=True))) for row in rows]
-
-    def _append(self, group_id: str, state: str, step: int | None, version: int | None, reason: str) -> None:
-        self._db.execute(
-            "INSERT INTO transitions (group_id, state, step, version, reason, at) VALUES (?, ?, ?, ?, ?, ?)",
-            (group_id, state, step, version, reason, time.time()),
-        )

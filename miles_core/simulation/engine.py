@@ -173,6 +173,8 @@ class Engine:
         version that was served when it was done. Advance first."""
         done = min(request.tokens, int(self._work - request.began + _TOLERANCE))
         first = request.update
+        if first == len(self.updates):
+            return [(self.updates[-1][1], done)] if done else []
         spans: list[tuple[int, int]] = []
         before = 0
         for index in range(first, len(self.updates)):

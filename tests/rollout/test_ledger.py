@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -41,6 +42,22 @@ def test_a_group_cannot_be_issued_twice(ledger: Ledger) -> None:
         ledger.issue("g0", position=1, prompt_id="p")
     with pytest.raises(LedgerError, match="issued before"):
         ledger.issue("g1", position=0, prompt_id="p")
+
+
+def test_every_change_is_written_down_and_stays(tmp_path: Path) -> None:
+    begin = time.time()
+    with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
+        ledger.issue("g0", position=0, prompt_id="p")
+        _bring(ledger, "g0", "running", "finished", step=3)
+        ledger.rewind(2)
+    with closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as db:
+        rows = db.execute("SELECT state, step, reason, at FROM transitions ORDER BY seq").fetchall()
+        states = [("pending", None, ""), ("running", 3, ""), ("finished", 3, ""), ("pending", None, "rewind to step 2")]
+        assert [row[:3] for row in rows] == states
+        assert all(begin - 1 < row[3] < time.time() + 1 for row in rows)
+        for statement in ("DELETE FROM transitions", "UPDATE transitions SET state = 'trained'"):
+            with pytest.raises(sqlite3.IntegrityError, match="only appended"):
+                db.execute(statement)
 
 
 @pytest.mark.parametrize("target", STATES)
