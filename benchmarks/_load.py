@@ -229,6 +229,6 @@ def start_module(name: str, core: int, *arguments: str) -> tuple[Any, str]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process and all its threads so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """CPU time of a process and all its threads so far, as the scheduler counts it."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9

@@ -30,6 +30,8 @@ from miles_core.contracts.component import ComponentConfig
 from miles_core.contracts.engines import Sampling
 from miles_core.data.tokenizer import FileTokenizer, load_tokenizer
 from miles_core.engines.pool import EnginePool
+from miles_core.routing.client_side import ClientConnection
+from miles_core.routing.wire import Request
 from miles_core.testing.tokenizers import write_tokenizer
 from miles_core.tito.families.chatml import ChatMLConfig, ChatMLFamily
 from miles_core.tito.matchers import ToolArgumentsMatcher
@@ -87,29 +89,19 @@ def serve_sessions(port: Any, engine: str, core: int) -> None:
         def opened(_: Any) -> SessionSettings:
             return SessionSettings(engine=pool, sampling=Sampling(max_new_tokens=64))
 
-        app = SessionApp(SessionStore(codec()), settings=opened)
+        class Measured(SessionApp):
+            async def __call__(self, request: Request, client: ClientConnection) -> None:
+                nonlocal longest
+                if request.target == b"/read":
+                    orjson.loads(request.body)
+                    client.answer(200, {})
+                elif request.target == b"/stall":
+                    client.answer(200, longest)
+                    longest = 0.0
+                else:
+                    await super().__call__(request, client)
 
-        async def measured(scope: Any, receive: Any, send: Any) -> None:
-            nonlocal longest
-            body = b"{}"
-            if scope["path"] == "/read":
-                pieces, more = [], True
-                while more:
-                    event = await receive()
-                    pieces.append(event["body"])
-                    more = event["more_body"]
-                orjson.loads(b"".join(pieces))
-            elif scope["path"] == "/stall":
-                body, longest = orjson.dumps(longest), 0.0
-            else:
-                await app(scope, receive, send)
-                return
-            headers = [(b"content-length", str(len(body)).encode())]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send({"type": "http.response.body", "body": body})
-
-        measured.store = app.store  # type: ignore[attr-defined]
-        server = SessionServer(measured)  # type: ignore[arg-type]
+        server = SessionServer(Measured(SessionStore(codec()), settings=opened))
         port.put(int((await server.start()).rpartition(":")[2]))
         while True:
             before = time.perf_counter()
@@ -162,28 +154,30 @@ def rate(name: str, url: str, sessions: int, bodies: Sequence[bytes]) -> float:
     return sessions * len(bodies) / seconds
 
 
-def turn_costs(pid: int, url: str, bodies: Sequence[bytes]) -> list[tuple[float, float]]:
-    """CPU seconds of turns 2 to 10 and of turns 119 to 128, and of reading the same bytes as JSON, a turn."""
-    sessions = 64
-    requests = load("sessions", url, sessions, bodies)
-    found = []
+def turn_costs(pid: int, url: str, bodies: Sequence[bytes], rounds: int) -> tuple[list[float], list[float]]:
+    """CPU seconds a turn of turns 2 to 10, and of turns 119 to 128: of the turn, and of reading the same bytes as JSON;
+    medians of the rounds."""
+    sessions = 32
+    found: list[list[float]] = []
 
     async def spend(connections: Sequence[Sequence[bytes]]) -> float:
         before = cpu_seconds(pid)
         await send(url, connections)
         return (cpu_seconds(pid) - before) / sum(map(len, connections))
 
-    async def measure() -> None:
-        done = 0
+    async def measure(requests: Sequence[Sequence[bytes]]) -> list[float]:
+        done, costs = 0, []
         for first, last in ((1, 10), (118, 128)):
             await spend([each[done:first] for each in requests])
             done = last
-            whole = await spend([each[first:last] for each in requests])
-            reading = await spend([[request("/read", body) for body in bodies[first:last]]] * sessions)
-            found.append((whole, reading))
+            costs.append(await spend([each[first:last] for each in requests]))
+            costs.append(await spend([[request("/read", body) for body in bodies[first:last]]] * sessions))
+        return costs
 
-    asyncio.run(measure())
-    return found
+    for _ in range(rounds):
+        found.append(asyncio.run(measure(load("sessions", url, sessions, bodies))))
+    medians = [statistics.median(each) for each in zip(*found, strict=True)]
+    return medians[:2], medians[2:]
 
 
 def memory(sessions: int, turns: int, tokens: int) -> float:
@@ -249,7 +243,7 @@ def main() -> None:
             for name, (_, url) in systems.items():
                 rates[name].append(rate(name, url, options.sessions, bodies[: options.turns]))
         process, url = systems["session server"]
-        early, late = turn_costs(process.pid, url, bodies)
+        early, late = turn_costs(process.pid, url, bodies, options.rounds)
         post(f"{url}/stall")
         stalls = []
         for _ in range(options.rounds):

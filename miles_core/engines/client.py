@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import secrets
 import time
-import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,6 +18,7 @@ import numpy as np
 import orjson
 
 from miles_core.contracts.engines import Generation, OnTokens, PauseMode, Sampling, TokenIds
+from miles_core.engines.prompts import PromptJson
 from miles_core.engines.wire import parse_generation, sampling_params
 from miles_core.errors import EngineError, EngineRefusal
 from miles_core.http import JsonHttp, check_status
@@ -69,6 +70,7 @@ class EngineConnection:
         self._open: set[asyncio.Future[dict[str, Any]]] = set()
         self._http = http
         self._routed_experts = routed_experts
+        self._prompts = PromptJson()
         self._connections = Connections(BodyExchange, connect_timeout=10.0)
         self._target = f"{urlsplit(self.url).path}/generate".encode()
         self._closed = False
@@ -90,7 +92,7 @@ class EngineConnection:
         self._check_ids(input_ids)
         loop = asyncio.get_running_loop()
         ask = _Ask(
-            request_id=uuid.uuid4().hex,
+            request_id=secrets.token_hex(16),
             input_ids=input_ids if isinstance(input_ids, list | np.ndarray) else [int(i) for i in input_ids],
             params=sampling_params(sampling, told=on_tokens is not None),
             priority=priority,
@@ -121,11 +123,11 @@ class EngineConnection:
 
     def _check_ids(self, input_ids: TokenIds) -> None:
         """An id outside the vocabulary ends an SGLang server, and every request in it: it never leaves us."""
-        if self._vocabulary is None or not len(input_ids):
-            return
         ids = np.asarray(input_ids)
-        outside = np.flatnonzero((ids < 0) | (ids >= self._vocabulary))
-        if len(outside):
+        if self._vocabulary is None or not len(ids):
+            return
+        if np.minimum.reduce(ids) < 0 or np.maximum.reduce(ids) >= self._vocabulary:
+            outside = np.flatnonzero((ids < 0) | (ids >= self._vocabulary))
             raise EngineRefusal(
                 f"{self.url}: input_ids[{outside[0]}] is {ids[outside[0]]}, outside the vocabulary "
                 f"(0 to {self._vocabulary - 1})"
@@ -174,7 +176,7 @@ class EngineConnection:
                 headers.append((b"x-smg-routing-key", asked[0].routing_key.encode()))
         request = Request(method=b"POST", target=self._target, headers=headers, body=b"")
         answers = _Answers(asked, self._take)
-        body = orjson.dumps(self._body(asked), option=orjson.OPT_SERIALIZE_NUMPY)
+        body = orjson.dumps(self._body(asked))
         await self._connections.send(self.url, request, body, answers, on_connection=answers.over)
         check_status(f"POST {self.url}/generate", answers.status, b"".join(answers.refusal))
 
@@ -207,14 +209,14 @@ class EngineConnection:
             (ask,) = asked
             fields: dict[str, Any] = {
                 "rid": ask.request_id,
-                "input_ids": ask.input_ids,
+                "input_ids": self._prompts.encode(ask.routing_key, ask.input_ids),
                 "sampling_params": ask.params,
                 "priority": ask.priority,
             }
         else:
             fields = {
                 "rid": [ask.request_id for ask in asked],
-                "input_ids": [ask.input_ids for ask in asked],
+                "input_ids": [self._prompts.encode(ask.routing_key, ask.input_ids) for ask in asked],
                 "sampling_params": [ask.params for ask in asked],
                 "priority": [ask.priority for ask in asked],
             }

@@ -56,17 +56,18 @@ def parse_generation(
         if "error" in answer:
             raise EngineError(f"{engine}: {answer['error']}")
         meta = answer["meta_info"]
-        token_ids = np.array(answer["output_ids"], np.int32)
+        ids = answer["output_ids"]
+        token_ids = np.fromiter(ids, np.int32, len(ids))
         triples = meta["output_token_logprobs"]
-        logprobs = np.array([t[0] for t in triples], np.float32)
+        logprobs = np.fromiter([t[0] for t in triples], np.float32, len(triples))
         logged = [t[1] for t in triples]
         reason = meta["finish_reason"]["type"]
         prompt_tokens, cached = int(meta["prompt_tokens"]), int(meta.get("cached_tokens") or 0)
         versions = _versions(meta, len(token_ids))
         routes = _routes(meta, prompt_tokens + len(token_ids) - 1, experts_per_token)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise EngineError(f"{engine}: an answer that is not a generation ({error!r}): {str(answer)[:500]}") from error
-    if logged != answer["output_ids"]:
+    if logged != ids:
         raise EngineError(
             f"{engine}: {len(token_ids)} sampled ids but log-probs of {len(logprobs)} tokens that do not match them"
         )

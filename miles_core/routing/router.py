@@ -17,9 +17,9 @@ from typing import Any
 from miles_core.routing.client_side import ClientConnection
 from miles_core.routing.connections import Connections
 from miles_core.routing.table import Route, RoutingTable
-from miles_core.routing.wire import Exchange, Request, answer
+from miles_core.routing.wire import Exchange, Request
 
-__all__ = ["GENERATING", "Router", "RouterSettings"]
+__all__ = ["GENERATING", "Router", "RouterSettings", "error_body"]
 
 GENERATING = frozenset(
     (
@@ -91,7 +91,8 @@ class Router:
         """Answer one request."""
         path = request.target.partition(b"?")[0]
         if request.version != "1.1":
-            client.refuse(505, f"HTTP/{request.version}; this router speaks HTTP/1.1", "http_version")
+            message = f"HTTP/{request.version}; this router speaks HTTP/1.1"
+            client.answer(505, error_body(message, "http_version"), close=True)
         elif request.method == b"POST" and path in GENERATING:
             await self._once(request, client)
         elif request.method == b"GET" and path in _READING:
@@ -101,10 +102,10 @@ class Router:
         elif request.method == b"GET" and path == b"/health":
             serving = len(self.table.open())
             state = {"status": "ok" if serving else "no engine serves", "engines": serving}
-            client.write(answer(200 if serving else 503, state))
+            client.answer(200 if serving else 503, state)
         else:
             message = f"no {request.method.decode()} {path.decode('latin-1')} through a router; ask the engine itself"
-            client.write(answer(404, {"error": {"message": message, "code": "not_found"}}))
+            client.answer(404, error_body(message, "not_found"))
 
     async def _once(self, request: Request, client: ClientConnection) -> None:
         key = request.header(b"idempotency-key")
@@ -113,7 +114,7 @@ class Router:
             return
         if key in self._keys:
             message = f"the request with Idempotency-Key {key!r} is still on its way; wait for its answer"
-            client.write(answer(409, {"error": {"message": message, "code": "request_in_flight"}}))
+            client.answer(409, error_body(message, "request_in_flight"))
             return
         self._keys.add(key)
         try:
@@ -124,11 +125,11 @@ class Router:
     async def _forward(self, request: Request, client: ClientConnection) -> None:
         """Ask one engine after the other until one answers or time is over."""
         loop = asyncio.get_running_loop()
-        try:
-            limit = min(self.settings.deadline, float(request.header(b"x-request-timeout") or "inf"))
-        except ValueError:
+        limit = self._limit(request)
+        if limit is None:
             given = request.header(b"x-request-timeout")
-            client.write(_error(400, f"X-Request-Timeout: {given!r} is no number of seconds", "bad_timeout"))
+            message = f"X-Request-Timeout: {given!r}; give a number of seconds above 0, or leave it out"
+            client.answer(400, error_body(message, "bad_timeout"))
             return
         end = loop.time() + limit
         key = request.header(b"x-smg-routing-key") or request.header(b"x-session-id")
@@ -149,12 +150,21 @@ class Router:
                 self.retries += 1
             if loop.time() + delay >= end:
                 what = f"no answer within {limit:g} s; {last}"
-                client.write(_error(504 if route is not None else 503, what, "engine_unavailable"))
+                client.answer(504 if route is not None else 503, error_body(what, "engine_unavailable"))
                 return
             if not self.table.open(tried):
                 tried.clear()
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, 2.0)
+
+    def _limit(self, request: Request) -> float | None:
+        """Seconds that the request may take; None when it asks for what is no such number."""
+        given = request.header(b"x-request-timeout")
+        try:
+            asked = float(given) if given else self.settings.deadline
+        except ValueError:
+            return None
+        return min(asked, self.settings.deadline) if asked > 0 else None
 
     async def _ask(
         self, route: Route, key: str, request: Request, client: ClientConnection, found: _Answer, end: float
@@ -214,7 +224,7 @@ class Router:
         told: Mapping[str, Any] = {
             url: result if isinstance(result, int) else str(result) for url, result in zip(urls, found, strict=True)
         }
-        client.write(answer(200, {"success": True, "engines": told}))
+        client.answer(200, {"success": True, "engines": told})
 
     async def drain(self, url: str, reason: str) -> None:
         """Route nothing there any more. What is on its way and unanswered starts over elsewhere."""
@@ -234,5 +244,6 @@ class Router:
         self._connections.close()
 
 
-def _error(status: int, message: str, code: str) -> bytes:
-    return answer(status, {"error": {"message": message, "code": code}})
+def error_body(message: str, code: str) -> Mapping[str, Any]:
+    """The JSON of an answer that is an error of the router's own."""
+    return {"error": {"message": message, "code": code}}

@@ -12,10 +12,11 @@ from urllib.parse import parse_qs, urlsplit
 import orjson
 
 from miles_core.routing.client_side import ClientConnection
-from miles_core.routing.router import Router, RouterSettings
+from miles_core.routing.http_server import HttpServer
+from miles_core.routing.router import Router, RouterSettings, error_body
 from miles_core.routing.table import EngineLoad, RoutingTable
 from miles_core.routing.watch import EngineWatch
-from miles_core.routing.wire import Request, answer
+from miles_core.routing.wire import Request
 
 __all__ = ["RouterServer"]
 
@@ -57,44 +58,42 @@ class RouterServer:
         for url in engines:
             self._add(url)
         self._admin_token = admin_token
-        self._address = (host, port)
         self._stack = AsyncExitStack()
-        self._server: asyncio.Server | None = None
-        self._connections: set[ClientConnection] = set()
+        self._server = HttpServer(self, host=host, port=port)
 
     async def start(self) -> str:
         """Ask the engines, bind and serve; the base URL. Raises `OSError` when the address cannot be had."""
         await self._stack.enter_async_context(self.watch.watching())
-        host, port = self._address
-        self._server = await asyncio.get_running_loop().create_server(self._connection, host, port, backlog=2048)
+        await self._server.start()
         sweep = asyncio.create_task(self._sweep())
         self._stack.callback(sweep.cancel)
         return self.url
 
     @property
     def url(self) -> str:
-        assert self._server is not None, "the router has not been started"
-        host, port = self._server.sockets[0].getsockname()[:2]
-        return f"http://{host}:{port}"
+        return self._server.url
 
     async def close(self) -> None:
         """Stop: connections are closed, whatever is on its way."""
-        if self._server is not None:
-            self._server.close()
-        for connection in list(self._connections):
-            connection.abort()
+        await self._server.close()
         await self._stack.aclose()
         self.router.close()
 
-    def _connection(self) -> ClientConnection:
-        return ClientConnection(self._handle, max_body=self.settings.max_body, open_in=self._connections)
+    # The application that is served: see `Application`.
 
-    async def _handle(self, request: Request, client: ClientConnection) -> None:
+    @property
+    def max_body(self) -> int:
+        return self.settings.max_body
+
+    async def __call__(self, request: Request, client: ClientConnection) -> None:
         if request.target.startswith(b"/router/"):
             status, body = await self._steer(request)
-            client.write(answer(status, body))
+            client.answer(status, body)
         else:
             await self.router.handle(request, client)
+
+    def refusal(self, request: Request, status: int, message: str, code: str) -> object:
+        return error_body(message, code)
 
     async def _steer(self, request: Request) -> tuple[int, Any]:
         """Status and body of a request under `/router`."""

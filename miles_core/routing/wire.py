@@ -1,4 +1,4 @@
-"""HTTP/1.1 between a client, the router and its engines, parsed no further than framing needs.
+"""HTTP/1.1 between a client, a server of ours and its engines, parsed no further than framing needs.
 
 Requests are held whole, because one that an engine did not take is sent to another. Answers are handed on byte by byte
 as they come, whatever they are: the parser only says where they begin, with what status, and where they end.
@@ -10,9 +10,9 @@ import asyncio
 import dataclasses
 from collections.abc import Sequence
 from typing import Protocol, cast
+from urllib.parse import unquote
 
 import httptools
-import orjson
 
 __all__ = [
     "BodyExchange",
@@ -21,14 +21,12 @@ __all__ = [
     "Exchange",
     "Receiver",
     "Request",
-    "answer",
     "request_head",
 ]
 
 _OF_ONE_HOP = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect")
 )
-_REASONS = {200: "OK", 201: "Created", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found"}
 
 
 @dataclasses.dataclass(slots=True)
@@ -42,9 +40,20 @@ class Request:
     keep_alive: bool = True
     version: str = "1.1"
 
+    @property
+    def path(self) -> str:
+        """The target's path, without its escapes."""
+        path = self.target.partition(b"?")[0].decode("latin-1")
+        if not path.startswith("/"):  # the absolute form (RFC 9112, section 3.2.2)
+            path = "/" + path.partition("://")[2].partition("/")[2]
+        return unquote(path) if "%" in path else path
+
     def header(self, name: bytes) -> str:
         """The header's first value; empty when there is none."""
-        return next((value.decode("latin-1") for key, value in self.headers if key == name), "")
+        for key, value in self.headers:
+            if key == name:
+                return value.decode("latin-1")
+        return ""
 
 
 def request_head(request: Request, host: bytes, length: int) -> bytes:
@@ -60,14 +69,6 @@ def request_head(request: Request, host: bytes, length: int) -> bytes:
         lines.append(b"content-length: %d\r\n" % length)
     lines.append(b"\r\n")
     return b"".join(lines)
-
-
-def answer(status: int, body: object, *, close: bool = False) -> bytes:
-    """A JSON answer of the router's own."""
-    data = orjson.dumps(body)
-    reason = _REASONS.get(status, "Error" if status >= 400 else "OK")
-    head = f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n"
-    return head.encode() + (b"connection: close\r\n\r\n" if close else b"\r\n") + data
 
 
 class Receiver(Protocol):

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
 from typing import Any
 
-import orjson
-from starlette.responses import Response
-
 from miles_core.errors import EngineError, EngineRefusal, EngineUnavailable
-from miles_core.tito.sessions import Session
+from miles_core.tito.sessions import Session, SessionEndedError
 from miles_core.tito.tree import TurnConflictError, TurnRefusedError
 from miles_core.tito.turns import BadRequestError
 
-__all__ = ["GONE", "HttpError", "http_error", "json_answer", "models", "state"]
-
-GONE = (404, "no session of this id: it has ended, expired or never was", "session_not_found")
+__all__ = ["HttpError", "gone", "http_error", "models", "state"]
 
 
 class HttpError(Exception):
@@ -28,7 +21,12 @@ class HttpError(Exception):
         self.code = code
 
 
-def http_error(error: BaseException) -> HttpError | None:
+def gone() -> HttpError:
+    """The answer where there is no session."""
+    return HttpError(404, "no session of this id: it has ended, expired or never was", "session_not_found")
+
+
+def http_error(error: Exception) -> HttpError | None:
     """The answer that an exception of a turn means; None for one that must not happen."""
     match error:
         case HttpError():
@@ -45,14 +43,9 @@ def http_error(error: BaseException) -> HttpError | None:
             return HttpError(503, str(error), "engine_unavailable")
         case EngineError():
             return HttpError(502, str(error), "engine_error")
-        case asyncio.CancelledError():
-            return HttpError(*GONE)
+        case SessionEndedError():
+            return gone()
     return None
-
-
-def json_answer(body: Mapping[str, Any], status: int = 200) -> Response:
-    """A response with a JSON body."""
-    return Response(orjson.dumps(body), status_code=status, media_type="application/json")
 
 
 def models(name: str) -> dict[str, Any]:

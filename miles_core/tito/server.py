@@ -1,4 +1,4 @@
-"""The session server's HTTP side: one ASGI application, three dialects, one session a path.
+"""The session server's HTTP side: three dialects, one session a path.
 
 | path | |
 |---|---|
@@ -21,16 +21,14 @@ import hmac
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import orjson
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
-
 from miles_core import __version__
-from miles_core.tito.answers import GONE, HttpError, http_error, json_answer, models, state
-from miles_core.tito.delivery import deliver, is_cancelled
+from miles_core.routing.client_side import ClientConnection
+from miles_core.routing.wire import Request
+from miles_core.tito.answers import HttpError, gone, http_error, models, state
+from miles_core.tito.bodies import read_json
+from miles_core.tito.delivery import deliver, read_turn
 from miles_core.tito.dialects.anthropic import AnthropicDialect
-from miles_core.tito.dialects.base import Dialect, expect, get
+from miles_core.tito.dialects.base import Dialect, get
 from miles_core.tito.dialects.chat import ChatDialect
 from miles_core.tito.dialects.responses import ResponsesDialect
 from miles_core.tito.dialects.tokens import TokenDialect
@@ -52,9 +50,11 @@ TURNS: dict[str, Dialect] = {
 }
 """Paths below a session that ask for a turn, and how each speaks."""
 
+_ARROW = b"application/vnd.apache.arrow.stream"
+
 
 class SessionApp:
-    """The ASGI application over a `SessionStore`.
+    """What the session server serves (an `Application`), over a `SessionStore`.
 
     `settings` opens what `POST /sessions` asks for; None when sessions are opened in the process alone. `admin_token`
     guards opening and may read every session. `model` is what `/v1/models` calls the policy. Bodies above `max_body`
@@ -71,80 +71,75 @@ class SessionApp:
         max_body: int = 64 << 20,
     ) -> None:
         self.store = store
+        self.max_body = max_body
         self._settings = settings
         self._admin_token = admin_token
         self._model = model
-        self._max_body = max_body
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI entry point. Websockets are refused, lifespan is the server's."""
-        if scope["type"] != "http":
-            assert scope["type"] == "websocket", "served with lifespan off"
-            await send({"type": "websocket.close", "code": 1003})
-            return
-        request = Request(scope, receive)
-        head, tail = _split(scope["path"])
-        dialect = TURNS.get(tail, _ANTHROPIC if tail.startswith("v1/messages") else _CHAT)
+    async def __call__(self, request: Request, client: ClientConnection) -> None:
+        """See `Application`."""
+        session_id, tail = _split(request.path)
         try:
-            response = await self._answer(request, head, tail, dialect, send)
-        except ClientDisconnect:
-            return
-        except (Exception, asyncio.CancelledError) as error:
+            await self._answer(request, session_id, tail, client)
+        except Exception as error:
             found = http_error(error)
-            if found is None or is_cancelled():
+            if found is None or client.status:
                 raise
-            response = json_answer(dialect.error(found.status, str(found), found.code), found.status)
-        if response is not None:
-            await response(scope, receive, send)
+            client.answer(found.status, _dialect(tail).error(found.status, str(found), found.code))
 
-    async def _answer(
-        self, request: Request, session_id: str | None, tail: str, dialect: Dialect, send: Send
-    ) -> Response | None:
-        """The response; None when it has been sent."""
-        method = request.method
+    def refusal(self, request: Request, status: int, message: str, code: str) -> object:
+        """See `Application`."""
+        return _dialect(_split(request.path)[1]).error(status, message, code)
+
+    async def _answer(self, request: Request, session_id: str | None, tail: str, client: ClientConnection) -> None:
+        method = request.method.decode()
         if tail == "health" and method == "GET":
-            return json_answer({"status": "ok", "sessions": len(self.store)})
+            client.answer(200, {"status": "ok", "sessions": len(self.store)})
+            return
         if session_id is None and tail == "openapi.json" and method == "GET":
-            return json_answer(openapi_document(__version__, opens=self._settings is not None))
+            client.answer(200, openapi_document(__version__, opens=self._settings is not None))
+            return
         if session_id == "" and not tail:
-            return await self._open(request)
+            client.answer(201, self._open(request))
+            return
         if session_id is None:
-            session_id = request.headers.get("x-session-id")
-            if session_id is None:
-                raise HttpError(404, f"no path {request.url.path!r} without a session", "not_found")
+            session_id = request.header(b"x-session-id")
+            if not session_id:
+                raise HttpError(404, f"no path {request.path!r} without a session", "not_found")
         session = self.store.get(session_id)
         if session is None:
-            raise HttpError(*GONE)
+            raise gone()
         match (method, tail):
             case ("POST", path) if path in TURNS:
                 self._authorize(request, session)
-                turn = dialect.read(await self._body(request))
-                return await deliver(request, session, self.store.codec, dialect, turn, send)
+                dialect = TURNS[path]
+                await deliver(client, session, self.store.codec, dialect, read_turn(dialect, request.body, session))
             case ("POST", "v1/messages/count_tokens"):
                 self._authorize(request, session)
-                turn = _ANTHROPIC.read_prompt(await self._body(request))
-                return json_answer({"input_tokens": await session.count(turn)})
+                turn = _ANTHROPIC.read_prompt(read_json(request.body))
+                client.answer(200, {"input_tokens": await session.count(turn)})
             case ("GET", "v1/models"):
                 self._authorize(request, session)
-                return json_answer(models(self._model))
+                client.answer(200, models(self._model))
             case ("GET", ""):
                 self._authorize(request, session, admin=True)
-                return json_answer(state(session))
+                client.answer(200, state(session))
             case ("DELETE", ""):
                 self._authorize(request, session, admin=True)
                 self.store.end(session.id)
-                return json_answer({"id": session.id, "deleted": True})
+                client.answer(200, {"id": session.id, "deleted": True})
             case ("POST", "export"):
                 self._authorize(request, session, admin=True)
-                return await self._export(request, session)
-        raise HttpError(404, f"no {method} {request.url.path}", "not_found")
+                client.answer(200, await self._export(request, session), content_type=_ARROW)
+            case _:
+                raise HttpError(404, f"no {method} {request.path}", "not_found")
 
     # Requests.
 
     def _authorize(self, request: Request, session: Session | None, *, admin: bool = False) -> None:
         """401 without a token that somebody has, 403 with another session's."""
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        token = given.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+        scheme, _, given = request.header(b"authorization").partition(" ")
+        token = given.strip() if scheme.lower() == "bearer" else request.header(b"x-api-key")
         if session is not None and session.owns(token):
             return
         if admin and self._admin_token and hmac.compare_digest(token.encode(), self._admin_token.encode()):
@@ -154,34 +149,18 @@ class SessionApp:
         what = "this session's token" if session is not None else "the server's admin token"
         raise HttpError(401, f"{what} is needed, in Authorization: Bearer or x-api-key", "unauthorized")
 
-    async def _body(self, request: Request) -> dict[str, Any]:
-        length = request.headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > self._max_body:
-            raise HttpError(413, f"the body has more than {self._max_body} bytes", "request_too_large")
-        pieces, size = [], 0
-        async for piece in request.stream():
-            size += len(piece)
-            if size > self._max_body:
-                raise HttpError(413, f"the body has more than {self._max_body} bytes", "request_too_large")
-            pieces.append(piece)
-        try:
-            return expect(orjson.loads(b"".join(pieces) or b"{}"), dict, "the body")
-        except orjson.JSONDecodeError as error:
-            raise BadRequestError(f"the body is not JSON: {error}") from error
-
-    async def _open(self, request: Request) -> Response:
-        if request.method != "POST" or self._settings is None:
+    def _open(self, request: Request) -> Mapping[str, Any]:
+        if request.method != b"POST" or self._settings is None:
             raise HttpError(404, "this server opens no sessions over HTTP", "not_found")
         if self._admin_token is not None:
             self._authorize(request, None, admin=True)
-        session = self.store.open(self._settings(await self._body(request)))
-        base = str(request.base_url).rstrip("/")
-        return json_answer(
-            {"id": session.id, "token": session.token, "base_url": f"{base}/sessions/{session.id}"}, status=201
-        )
+        session = self.store.open(self._settings(read_json(request.body)))
+        scheme = request.header(b"x-forwarded-proto") or "http"
+        base = f"{scheme}://{request.header(b'host')}/sessions/{session.id}"
+        return {"id": session.id, "token": session.token, "base_url": base}
 
-    async def _export(self, request: Request, session: Session) -> Response:
-        body = await self._body(request)
+    async def _export(self, request: Request, session: Session) -> bytes:
+        body = read_json(request.body)
         chosen = get(body, "leaves", str, "drop_retries")
         if chosen not in PICKERS:
             raise BadRequestError(f"leaves: {chosen!r}; allowed: {', '.join(PICKERS)}")
@@ -193,8 +172,12 @@ class SessionApp:
         )
         limit = get(body, "max_tokens", int, session.settings.max_tokens)
         trajectories = export(session.tree, identity, max_tokens=max(0, limit), picker=PICKERS[chosen])
-        data = await asyncio.to_thread(to_ipc, trajectories)
-        return Response(data, media_type="application/vnd.apache.arrow.stream")
+        return await asyncio.to_thread(to_ipc, trajectories)
+
+
+def _dialect(tail: str) -> Dialect:
+    """In whose words an error below this path is told."""
+    return TURNS.get(tail, _ANTHROPIC if tail.startswith("v1/messages") else _CHAT)
 
 
 def _split(path: str) -> tuple[str | None, str]:

@@ -21,8 +21,11 @@ from numpy.typing import NDArray
 
 from miles_core.contracts.engines import Generation, Sampling
 from miles_core.data.seeds import derive_seed
+from miles_core.errors import MilesError
+from miles_core.tito.bodies import Written
 from miles_core.tito.generating import generate
 from miles_core.tito.history import History, Known
+from miles_core.tito.paths import RecentPaths
 from miles_core.tito.prompts import TOKENS, digest_of_ids, prompt_digests
 from miles_core.tito.routes import new_routes
 from miles_core.tito.settings import Codec, SessionSettings
@@ -31,16 +34,20 @@ from miles_core.tito.suffix import Suffix, turn_suffix
 from miles_core.tito.tree import Added, Node, Part, Plan, SessionTree, TurnRefusedError, sampled_columns
 from miles_core.tito.turns import BadRequestError, Reply, TurnRequest
 
-__all__ = ["Session"]
+__all__ = ["Session", "SessionEndedError"]
 
 _INLINE_CHARS = 4096
 """Longer additions are tokenised in a worker thread: about a millisecond of the event loop's time."""
 
 
+class SessionEndedError(MilesError):
+    """The session ended while a turn of it was under way (HTTP 404)."""
+
+
 class Session:
     """One conversation. Read its public attributes freely; `turn` alone changes it."""
 
-    def __init__(self, codec: Codec, settings: SessionSettings) -> None:
+    def __init__(self, codec: Codec, settings: SessionSettings, paths: RecentPaths | None = None) -> None:
         self.id = secrets.token_hex(16)
         self.token = f"ms-{secrets.token_hex(32)}"
         self.settings = settings
@@ -54,6 +61,9 @@ class Session:
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self._codec = codec
+        self._paths = paths or RecentPaths()
+        self.ended = False
+        self._stop_ids = tuple(sorted({*settings.sampling.stop_token_ids, *codec.stop_ids()}))
         self._known: Known | None = None
         self._running: set[asyncio.Task[Any]] = set()
 
@@ -62,18 +72,33 @@ class Session:
         """Turns under way."""
         return len(self._running)
 
+    @property
+    def written(self) -> Written | None:
+        """What the next request is expected to repeat, byte by byte."""
+        return None if self._known is None else self._known.written
+
     def owns(self, token: str) -> bool:
         return hmac.compare_digest(token.encode(), self.token.encode())
 
-    def start(self, request: TurnRequest, progress: Progress | None = None) -> asyncio.Task[Reply]:
-        """Run a turn in a task of its own, which `end` cancels. Cancelling it aborts the generation."""
-        task = asyncio.create_task(self.turn(request, progress))
+    async def answer(self, request: TurnRequest, progress: Progress | None = None) -> Reply:
+        """As `turn`, unless the session ends before: raises `SessionEndedError` then."""
+        task = asyncio.current_task()
+        assert task is not None
         self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        return task
+        try:
+            return await self.turn(request, progress)
+        except asyncio.CancelledError:
+            if self.ended and task.uncancel() == 0:
+                raise SessionEndedError("the session ended under this turn") from None
+            raise
+        finally:
+            self._running.discard(task)
+            del task  # what cancels it holds this frame, which would hold it: a cycle around the whole session
 
     def end(self) -> None:
-        """Cancel the turns under way; nothing of them is recorded."""
+        """End the turns under way; nothing of them is recorded."""
+        self.ended = True
+        self._paths.forget(self.id)
         for task in self._running:
             task.cancel()
 
@@ -88,14 +113,17 @@ class Session:
         plan = self.tree.plan(identity, digests, known=known)
         try:
             suffix = await self._suffix(plan.parent, messages, request.tools)
-            ids = np.concatenate([plan.parent.ids(suffix.drop), suffix.ids])
+            ids = self._paths.ids(self.id, plan.parent, suffix.drop, suffix.ids)
             stops = (*self.settings.sampling.stop, *request.stop)
             generations = await self._generate(ids, self._sampling(request, plan, ids, suffix), progress)
             message, ended_by = self._message(generations, stops, request.tools)
             if progress is not None:
                 progress.finish(message)
             node = self._commit(plan, suffix, request.turn_id, messages, message, generations)
-            self._known = Known(node, identity, messages.fingerprint(len(digests)), digests)
+            self._known = Known(node, identity, messages, digests)
+            assert node.added is not None
+            if not self.ended:
+                self._paths.keep(self.id, node, ids, node.added.ids[node.added.sampled :])
             if request.tools and identity not in self.tree.tools:
                 self.tree.tools[identity] = orjson.dumps(request.tools)
         finally:
@@ -219,7 +247,7 @@ class Session:
                 own,
                 max_new_tokens=min(wanted, room),
                 stop=(*own.stop, *request.stop),
-                stop_token_ids=tuple(sorted({*own.stop_token_ids, *self._codec.stop_ids(), *request.stop_token_ids})),
+                stop_token_ids=tuple(sorted({*self._stop_ids, *request.stop_token_ids})),
                 seed=seed,
                 **chosen,
             )

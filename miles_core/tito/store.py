@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from miles_core.tito.paths import RecentPaths
 from miles_core.tito.sessions import Session
 from miles_core.tito.settings import Codec, SessionSettings
 from miles_core.tito.tree import TurnRefusedError
@@ -18,6 +19,7 @@ class SessionStore:
         self.codec = codec
         self.max_sessions = max_sessions
         self._sessions: dict[str, Session] = {}
+        self._paths = RecentPaths()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -31,7 +33,7 @@ class SessionStore:
         """A new session. Raises `TurnRefusedError` when the server holds as many as it may."""
         if len(self._sessions) >= self.max_sessions:
             raise TurnRefusedError(f"the server holds {len(self._sessions)} sessions, its limit")
-        session = Session(self.codec, settings)
+        session = Session(self.codec, settings, self._paths)
         self._sessions[session.id] = session
         return session
 

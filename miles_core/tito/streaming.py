@@ -22,14 +22,14 @@ def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
 
 class Progress:
     """One streamed turn. `tokens` takes the ids sampled so far, `take` gives the text that became certain since the
-    last time. Both are called in the event loop; `changed` is called when there is something to take.
+    last time. Both are called in the event loop; `changed(progress)` is called when there may be something to take.
 
     Reading a long reply again for every token would be quadratic, so beyond a few hundred tokens it is read again only
     once it has grown by a few hundredths.
     """
 
     def __init__(
-        self, family: ModelFamily[Any], tokenizer: Tokenizer, stops: Sequence[str], changed: Callable[[], None]
+        self, family: ModelFamily[Any], tokenizer: Tokenizer, stops: Sequence[str], changed: Callable[[Progress], None]
     ) -> None:
         self._family = family
         self._tokenizer = tokenizer
@@ -50,7 +50,7 @@ class Progress:
         if stop is None and self._stops:
             content = content[: max(0, len(content) - max(map(len, self._stops)) + 1)]
         self._advance(partial.reasoning or "", content)
-        self._changed()
+        self._changed(self)
 
     def finish(self, message: Mapping[str, Any]) -> None:
         """The whole reply, before it is recorded. Raises as `tokens` does."""

@@ -38,11 +38,15 @@ def turn_suffix(
     """
     if parent.added is None:
         segments = family.segments(messages, tools=tools, add_generation_prompt=True)
-        return Suffix(drop=0, ids=np.array(encode_segments(segments, tokenizer)[0], np.int32))
+        return Suffix(drop=0, ids=_array(encode_segments(segments, tokenizer)[0]))
     sampled = parent.added.ids[parent.added.sampled :].tolist()
     drop, add = family.junction(sampled, tokenizer)
     segments = family.suffix(messages, after=parent.depth - 1, tools=tools)
     new = [*add, *encode_segments(segments, tokenizer)[0]]
     if drop and new[:drop] == sampled[-drop:]:
         drop, new = 0, new[drop:]
-    return Suffix(drop=drop, ids=np.array(new, np.int32))
+    return Suffix(drop=drop, ids=_array(new))
+
+
+def _array(ids: Sequence[int]) -> NDArray[np.int32]:
+    return np.fromiter(ids, np.int32, len(ids))

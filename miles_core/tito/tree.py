@@ -287,7 +287,7 @@ def spans_of(versions: NDArray[np.int32]) -> tuple[tuple[int, int], ...]:
     """Runs of equal versions as (version, count)."""
     if not len(versions):
         return ()
-    if (versions == versions[0]).all():  # nearly always
+    if versions.tobytes() == versions[:1].tobytes() * len(versions):  # nearly always
         return ((int(versions[0]), len(versions)),)
     starts = np.flatnonzero(np.concatenate([[True], versions[1:] != versions[:-1]]))
     counts = np.diff(np.append(starts, len(versions)))

@@ -19,6 +19,8 @@ from miles_core.contracts.families import ModelFamily
 from miles_core.data.tokenizer import FileTokenizer
 from miles_core.data.trajectory import Trajectory
 from miles_core.engines.pool import EnginePool
+from miles_core.routing.client_side import ClientConnection
+from miles_core.routing.wire import Request
 from miles_core.runs.audit import audit_trajectory
 from miles_core.runs.wire import WireRecord
 from miles_core.testing.scripted_policy import ReadPrompt, scripted_policy
@@ -58,21 +60,14 @@ class Watched(SessionApp):
         super().__init__(store, model=MODEL)
         self.exchanges: list[Exchange] = []
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        exchange = Exchange(method=scope["method"], path=scope["path"].split("/", 3)[-1], body=b"")
+    async def __call__(self, request: Request, client: ClientConnection) -> None:
+        path = request.path.split("/", 3)[-1]
+        exchange = Exchange(method=request.method.decode(), path=path, body=request.body)
         self.exchanges.append(exchange)
-
-        async def received() -> Any:
-            message = await receive()
-            exchange.body += message.get("body", b"")
-            return message
-
-        async def sent(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                exchange.status = message["status"]
-            await send(message)
-
-        await super().__call__(scope, received, sent)
+        try:
+            await super().__call__(request, client)
+        finally:
+            exchange.status = client.status
 
 
 class Desk:

@@ -55,7 +55,7 @@ def test_keys_in_another_order_are_written_otherwise():
 
 def test_what_is_known_is_the_whole_of_it_under_one_identity():
     history = History([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}])
-    known = Known(Node(None, (), None, 0), b"tools", history.fingerprint(1), (b"digest",))
+    known = Known(Node(None, (), None, 0), b"tools", history, (b"digest",))
     assert known.repeated(b"tools", history) == (b"digest",)
     assert known.repeated(b"other tools", history) == ()
     assert known.repeated(b"tools", History([])) == ()

@@ -378,3 +378,26 @@ async def test_events_of_a_reply_that_comes_at_once_are_numbered_in_order(tokeni
     numbers = [orjson.loads(event.partition(b"data: ")[2])["sequence_number"] for event in events if event]
     assert numbers == list(range(len(numbers)))
     assert len(numbers) >= 3
+
+
+async def test_how_a_history_is_written_changes_no_prompt(tokenizer: FileTokenizer):
+    """Written alike each time, its repeated part is not parsed; with other white space each time it always is."""
+    asked = []
+    for alike in (True, False):
+        engine = Engine(tokenizer, "one", "two", "three", "four", "five", "six")
+        async with serving(engine, tokenizer) as s:
+            headers = {"Authorization": f"Bearer {s.session.token}"}
+            messages, kept = [user('é "messages":[')], []
+            for number in range(6):
+                if number == 4:
+                    messages = [*kept[1][:-1], user("another way")]  # a branch behind the first answer
+                space = " " * (0 if alike else number + 1)
+                data = f'{{"messages":[{space}{orjson.dumps(messages).decode()[1:-1]}],"model":"m"}}'.encode()
+                async with s.http.post(f"{s.base}/v1/chat/completions", data=data, headers=headers) as response:
+                    assert response.status == 200
+                    answer = await response.json()
+                kept.append(messages)
+                messages = [*messages, answer["choices"][0]["message"], user(f"more {number}")]
+            assert [leaf.turns for leaf in s.session.tree.leaves()] == [4, 3]
+        asked.append([ids for ids, _ in engine.asked])
+    assert asked[0] == asked[1]

@@ -40,6 +40,8 @@ _ERRORS = {
 class AnthropicDialect:
     """See `Dialect`."""
 
+    late = False
+
     def read(self, body: Mapping[str, Any]) -> TurnRequest:
         """See `Dialect.read`."""
         if body.get("max_tokens") is None:

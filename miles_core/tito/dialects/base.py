@@ -24,6 +24,8 @@ __all__ = [
 
 T = TypeVar("T")
 
+_NUMBERS = ("temperature", "top_p", "min_p", "top_k", "seed")
+
 
 class StreamWriter(Protocol):
     """The server-sent events of one streamed reply, in order: `start`, any number of `delta`, then `finish`; or `error`
@@ -42,6 +44,10 @@ class StreamWriter(Protocol):
 
 class Dialect(Protocol):
     """One wire format. Everything that a client can get wrong is a `BadRequestError`."""
+
+    late: bool
+    """Whether the turns that it reads have a `History` over the body's `messages`, which looks at none of them before
+    it is asked for it."""
 
     def read(self, body: Mapping[str, Any]) -> TurnRequest:
         """The turn that a request body asks for."""
@@ -89,6 +95,8 @@ def optional(body: Mapping[str, Any], key: str, kind: type[T] | tuple[type[T], .
 
 def numbers(body: Mapping[str, Any]) -> dict[str, Any]:
     """The sampling parameters that every dialect calls alike. Raises `BadRequestError` outside their ranges."""
+    if body.keys().isdisjoint(_NUMBERS):
+        return {}
     read: dict[str, Any] = {name: optional(body, name, (int, float)) for name in ("temperature", "top_p", "min_p")}
     read |= {name: optional(body, name, int) for name in ("top_k", "seed")}
     for name, low, high in (("temperature", 0, 100), ("top_p", 1e-9, 1), ("min_p", 0, 1), ("seed", -(2**63), 2**63)):
@@ -126,6 +134,8 @@ def stop_strings(value: Any, where: str) -> tuple[str, ...]:
 
 def refuse_fields(body: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
     """Raises `BadRequestError` for a field that would change tokens, unless it has its neutral value."""
+    if body.keys().isdisjoint(fields):
+        return
     for name, neutral in fields.items():
         value = body.get(name)
         if value is not None and value != neutral and value not in ([], {}):

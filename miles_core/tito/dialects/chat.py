@@ -52,6 +52,8 @@ _REFUSED: dict[str, Any] = {
 class ChatDialect:
     """See `Dialect`."""
 
+    late = True
+
     def read(self, body: Mapping[str, Any]) -> TurnRequest:
         """See `Dialect.read`."""
         refuse_fields(body, _REFUSED)

@@ -44,6 +44,8 @@ _CALLS = {
 class ResponsesDialect:
     """See `Dialect`."""
 
+    late = False
+
     def read(self, body: Mapping[str, Any]) -> TurnRequest:
         """See `Dialect.read`."""
         refuse_fields(body, _REFUSED)

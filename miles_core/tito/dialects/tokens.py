@@ -47,6 +47,8 @@ _MAX_ID = np.iinfo(np.int32).max
 class TokenDialect:
     """See `Dialect`. There is no streaming: a client that wants tokens wants all of them."""
 
+    late = False
+
     def read(self, body: Mapping[str, Any]) -> TurnRequest:
         """See `Dialect.read`."""
         refuse_fields(body, _REFUSED)

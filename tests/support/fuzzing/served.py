@@ -43,13 +43,12 @@ class Served:
         return int(status.split("VmRSS:")[1].split()[0]) / 1024
 
     def tracebacks(self) -> list[str]:
-        """Exceptions that nobody handled, a line each. uvicorn on uvloop raises one when it has closed a connection on
-        bytes that are no HTTP while a request in front of them was being answered: nobody reads that answer."""
+        """Exceptions that nobody handled, a line each."""
         text = self.log.read_text(errors="replace")
         found = [block.splitlines() for block in text.split("Traceback (most recent call last):\n")[1:]]
         ends = [next((line for line in block if line and not line.startswith(" ")), "") for block in found]
         never = [line for line in text.splitlines() if "never retrieved" in line or "never awaited" in line]
-        return [end for end in ends if not end.endswith("the handler is closed")] + never
+        return ends + never
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         """One plain request; status and JSON."""
