@@ -2,8 +2,8 @@
 
 Engines are told over HTTP, in SGLang's protocol: `/init_weights_update_group`, `/begin_weight_update`, one
 `/update_weights_from_distributed` a bucket (`flattened_bucket`: one broadcast of bytes), `/end_weight_update`,
-`/update_weight_version`. The trainer gathers one tensor at a time and holds one bucket; it goes through its weights
-twice, for the checksums before the pause and for the bytes in it.
+`/update_weight_version`. The trainer gathers one tensor at a time and holds two buckets, one that is sent and one that
+is filled meanwhile; it goes through its weights twice, for the checksums before the pause and for the bytes in it.
 
 A group has a fixed set of members. It is kept from publish to publish, and built anew for whoever is left when a member
 was lost, or is new.
@@ -15,18 +15,21 @@ import asyncio
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field
 
 from miles_core.contracts.component import ComponentConfig, Conflict
-from miles_core.contracts.transports import Published, WeightReceiver, WeightSender, WeightTransport
+from miles_core.contracts.transports import Published, TensorInfo, WeightReceiver, WeightSender, WeightTransport
 from miles_core.errors import EngineError, PublishError
 from miles_core.http import JsonHttp
 from miles_core.process_groups import broadcast, join_group, leave_group, open_store
 from miles_core.sync.buckets import BUCKET_BYTES, Bucket, buckets_of
-from miles_core.sync.plan import describe
+from miles_core.sync.plan import describe, host_bytes
+from miles_core.sync.shared_buffers import InOrder
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +41,8 @@ __all__ = ["BroadcastConfig", "BroadcastTransport"]
 
 _SPARE_STORES = 2
 """A store at which a group could not be built is closed; the second attempt of a publish meets at another."""
+
+_SPARE_BUCKETS = 2
 
 
 class BroadcastConfig(ComponentConfig):
@@ -66,15 +71,17 @@ class BroadcastSender(WeightSender):
         self._config = config
         self._stores: dict[int, Any] = {}
         self._group: tuple[str, ProcessGroup] | None = None
+        self._spare: list[torch.Tensor] = []  # memory of buckets, from publish to publish
 
     def send(self, version: int, weights: WeightStream) -> Published:
         begin = time.perf_counter()
         backend = self._config.backend
-        tensors = []
-        for name, tensor in weights:
-            if backend == "auto":
-                backend = "nccl" if tensor.is_cuda else "gloo"
-            tensors.append(describe(name, tensor))
+        with InOrder[TensorInfo]() as threads:
+            for name, tensor in weights:
+                if backend == "auto":
+                    backend = "nccl" if tensor.is_cuda else "gloo"
+                threads.put(tensor.nbytes, describe, name, tensor)
+            tensors = threads.results()
         while len(self._stores) < _SPARE_STORES:
             store, port = open_store(self._config.host, timeout=self._config.join_timeout)
             self._stores[port] = store
@@ -116,20 +123,34 @@ class BroadcastSender(WeightSender):
         return group
 
     def _send_buckets(self, group: ProcessGroup, published: Published, weights: WeightStream) -> None:
-        """Fill buckets as the stream comes, and send each when it is full, in the order that the engines expect."""
+        """Fill buckets as the stream comes, and send each when it is full, in the order that the engines expect. One is
+        on its way while the next is filled."""
         buckets = buckets_of(published.tensors, self._config.bucket_mb << 20)
         where = {tensor.name: index for index, bucket in enumerate(buckets) for tensor in bucket}
         filling: dict[int, _Filling] = {}
         due = 0
-        for name, tensor in weights:
-            index = where[name]
-            filling.setdefault(index, _Filling(buckets[index], published)).put(name, tensor)
-            while due in filling and filling[due].complete:
-                broadcast(group, filling.pop(due).data)
-                due += 1
+        sending: tuple[Future[None], _Filling] | None = None
+        with ThreadPoolExecutor(1, "broadcast") as pool:
+            for name, tensor in weights:
+                index = where[name]
+                if index not in filling:
+                    filling[index] = _Filling(buckets[index], published, self._spare)
+                filling[index].put(name, tensor)
+                while due in filling and filling[due].complete:
+                    self._sent(sending)
+                    bucket = filling.pop(due)
+                    sending = pool.submit(broadcast, group, bucket.data), bucket
+                    due += 1
+            self._sent(sending)
         if due != len(buckets):
             left = [name for index in range(due, len(buckets)) for name in _missing(buckets[index], filling.get(index))]
             raise PublishError(f"version {published.version}: the weights no longer have {', '.join(left[:5])}")
+
+    def _sent(self, sending: tuple[Future[None], _Filling] | None) -> None:
+        """Wait for it, and keep its memory."""
+        if sending is not None:
+            sending[0].result()
+            self._spare = [*self._spare, sending[1].memory][-_SPARE_BUCKETS:]
 
     def _leave(self) -> None:
         if self._group is not None:
@@ -139,12 +160,13 @@ class BroadcastSender(WeightSender):
     def close(self) -> None:
         self._leave()
         self._stores.clear()
+        self._spare.clear()
 
 
 class _Filling:
     """A bucket's bytes while they come together: uint8, on the device of the group."""
 
-    def __init__(self, bucket: Bucket, published: Published) -> None:
+    def __init__(self, bucket: Bucket, published: Published, spare: list[torch.Tensor]) -> None:
         import torch
 
         self._spans: dict[str, tuple[int, int]] = {}
@@ -153,13 +175,20 @@ class _Filling:
             self._spans[tensor.name] = (offset, offset + tensor.nbytes)
             offset += tensor.nbytes
         device = "cuda" if published.address["backend"] == "nccl" else "cpu"
-        self.data = torch.empty(offset, dtype=torch.uint8, device=device)
+        fitting = [m for m in spare if m.numel() >= offset and m.device.type == device]
+        self.memory = fitting[0] if fitting else torch.empty(offset, dtype=torch.uint8, device=device)
+        """Taken from `spare`, where one of them is large enough."""
+        spare[:] = [m for m in spare if m is not self.memory]
+        self.data = self.memory[:offset]
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
         import torch
 
         start, stop = self._spans.pop(name)
-        self.data[start:stop].copy_(tensor.detach().contiguous().view(-1).view(torch.uint8))
+        if self.data.is_cuda:
+            self.data[start:stop].copy_(tensor.detach().contiguous().view(-1).view(torch.uint8))
+        else:  # the C library's copy goes around the cache where it is large, and is faster than torch's
+            np.copyto(self.data[start:stop].numpy(), np.asarray(host_bytes(tensor)))
 
     @property
     def complete(self) -> bool:

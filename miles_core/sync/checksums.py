@@ -1,15 +1,10 @@
-"""Checksums of tensor bytes: xxh3-128, hexadecimal. Bytes, not values: −0.0 and 0.0 differ, NaN payloads too."""
+"""Checksums of a plan against those that an engine reports."""
 
 from __future__ import annotations
 
-import xxhash
+from miles_core.data.checksums import checksum
 
 __all__ = ["checksum", "differences"]
-
-
-def checksum(data: bytes | memoryview) -> str:
-    """xxh3-128 of the bytes, 32 hexadecimal digits."""
-    return xxhash.xxh3_128_hexdigest(data)
 
 
 def differences(expected: dict[str, str], found: dict[str, str]) -> list[str]:

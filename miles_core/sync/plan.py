@@ -10,7 +10,7 @@ from miles_core.sync.checksums import checksum
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["describe", "host_bytes"]
+__all__ = ["describe", "described", "host_bytes"]
 
 
 def host_bytes(tensor: torch.Tensor) -> memoryview:
@@ -21,13 +21,17 @@ def host_bytes(tensor: torch.Tensor) -> memoryview:
     return memoryview(host.view(-1).view(torch.uint8).numpy().data if host.numel() else b"")
 
 
-def describe(name: str, tensor: torch.Tensor) -> TensorInfo:
-    """What a plan says of one tensor."""
-    data = host_bytes(tensor)
+def described(name: str, tensor: torch.Tensor, found: str) -> TensorInfo:
+    """What a plan says of one tensor, whose bytes have the checksum `found`."""
     return TensorInfo(
         name=name,
         dtype=str(tensor.dtype).removeprefix("torch."),
         shape=tuple(tensor.shape),
-        nbytes=len(data),
-        checksum=checksum(data),
+        nbytes=tensor.numel() * tensor.element_size(),
+        checksum=found,
     )
+
+
+def describe(name: str, tensor: torch.Tensor) -> TensorInfo:
+    """The same, with the checksum computed here."""
+    return described(name, tensor, checksum(host_bytes(tensor)))

@@ -1,12 +1,14 @@
 """The `shared_memory` transport: trainer and engines on one host map the same file.
 
 The sender writes each version into one of two buffers in turn, so that the version before stays mapped by the
-engines until all of them have moved on. Engines map the buffer instead of copying it. Address: `{"path": …}`, the
+engines until all of them have moved on; a buffer that somebody still reads is left to them, and a new one taken.
+Engines map the buffer instead of copying it, and lock it as long as they read from it. Address: `{"path": …}`, the
 tensors one after another, each aligned to 64 bytes, in the order of `Published.tensors`.
 """
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,10 +23,13 @@ from miles_core.contracts.transports import (
     WeightTransport,
 )
 from miles_core.sync.memory_files import memory_directory
-from miles_core.sync.plan import describe, host_bytes
+from miles_core.sync.plan import described, host_bytes
+from miles_core.sync.shared_buffers import InOrder, SharedBuffer, copy_and_check
 from miles_core.sync.staging import StagingEngines, aligned, aligned_offsets
 
 if TYPE_CHECKING:
+    import torch
+
     from miles_core.contracts.backends import WeightStream
     from miles_core.contracts.engines import PauseMode
 
@@ -34,43 +39,63 @@ _PREFIX = "miles-weights-"
 
 
 class SharedMemorySender(WeightSender):
-    """Writes versions into two files in turn. The files are new for every version: an engine that still maps an old one
-    keeps its pages, whatever happens to the name."""
+    """Writes versions into two buffers in turn."""
 
     def __init__(self) -> None:
         self._directory = memory_directory(_PREFIX)
-        self._paths: list[Path] = []
+        self._made = 0
+        self._buffers: list[SharedBuffer] = []  # the last two versions, the older one first
 
     def send(self, version: int, weights: WeightStream) -> Published:
         begin = time.perf_counter()
-        path = self._directory / f"version-{version}"
-        path.unlink(missing_ok=True)
-        tensors: list[TensorInfo] = []
-        with path.open("xb", buffering=1 << 20) as file:
-            position = 0
-            for name, tensor in weights:
-                file.write(b"\0" * (aligned(position) - position))
-                info = describe(name, host := tensor.detach().to("cpu").contiguous())
-                file.write(host_bytes(host))
-                position = aligned(position) + info.nbytes
-                tensors.append(info)
-        if path in self._paths:  # the same version once more, for an engine that came back
-            self._paths.remove(path)
-        self._paths.append(path)
-        while len(self._paths) > 2:
-            self._paths.pop(0).unlink(missing_ok=True)
+        buffer = self._buffer(version)
+        try:
+            tensors = self._write(buffer, weights)
+        except BaseException:
+            buffer.close()
+            raise
+        buffer.offer()
+        buffer.version = version
+        self._buffers.append(buffer)
         return Published(
             version=version,
             tensors=tuple(tensors),
-            address={"path": str(path)},
+            address={"path": str(buffer.path)},
             seconds=time.perf_counter() - begin,
         )
 
+    def _write(self, buffer: SharedBuffer, weights: WeightStream) -> list[TensorInfo]:
+        position = 0
+        with InOrder[TensorInfo]() as threads:
+            for name, tensor in weights:
+                data = host_bytes(tensor)
+                position = aligned(position)
+                threads.put(len(data), _write_one, name, tensor, data, buffer.span(position, len(data)))
+                position += len(data)
+            return threads.results()
+
+    def _buffer(self, version: int) -> SharedBuffer:
+        """One that nobody reads: that of the same version (sent again, for an engine that came back), else the older
+        one of the last two, else a new one."""
+        old = next((buffer for buffer in self._buffers if buffer.version == version), None)
+        if old is None and len(self._buffers) == 2:
+            old = self._buffers[0]
+        if old is not None:
+            self._buffers.remove(old)
+            if old.claim():
+                return old
+            old.close()
+        self._made += 1
+        return SharedBuffer(self._directory / f"buffer-{self._made}")
+
     def close(self) -> None:
-        while self._paths:
-            self._paths.pop().unlink(missing_ok=True)
-        if self._directory.exists():
-            self._directory.rmdir()
+        while self._buffers:
+            self._buffers.pop().close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _write_one(name: str, tensor: torch.Tensor, data: memoryview, target: memoryview) -> TensorInfo:
+    return described(name, tensor, copy_and_check(data, target))
 
 
 class SharedMemoryReceiver(WeightReceiver):

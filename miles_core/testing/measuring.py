@@ -1,17 +1,22 @@
-"""Measuring a transport on this host: whole publishes, by both of its ends, to engines without a model.
+"""Measuring a transport on this host: whole publishes, by both of its ends, in the real transaction.
 
-The sink is the stub engine, which speaks the staged and the in-place protocol and computes checksums of what it got.
+`measure` publishes to stub engines in this process, which speak the staged and the in-place protocol and compute
+checksums of what they got: quick to start, and what `auto` compares. `measure_publishes` takes engines of any kind.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from miles_core.errors import MilesError
 from miles_core.plugins import PluginManager
@@ -20,7 +25,9 @@ from miles_core.sync.auto import Measurement
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["measure", "plain_rates"]
+    from miles_core.contracts.events import VersionPublished
+
+__all__ = ["measure", "measure_publishes", "plain_rates"]
 
 _TENSOR_BYTES = 4_000_000
 _MEASURE_SECONDS = 120.0
@@ -29,44 +36,63 @@ _MEASURE_SECONDS = 120.0
 def measure(
     plugins: PluginManager, use: str, settings: dict[str, Any], nbytes: int, engines: int, repeats: int
 ) -> Measurement:
-    """Publish `repeats` versions by both ends of the transport, in the real transaction. The first is not counted."""
+    """Publish `repeats` versions of `nbytes` to stub engines."""
+    from miles_core.testing.stub_engine import StubEngine, hashed_script, served_stub
+
+    with ExitStack() as stack:
+        urls = [stack.enter_context(served_stub(StubEngine(hashed_script(10, 1)))).url for _ in range(engines)]
+        return measure_publishes(plugins, use, settings, list(_weights(nbytes)), urls, repeats)
+
+
+def measure_publishes(
+    plugins: PluginManager,
+    use: str,
+    settings: dict[str, Any],
+    weights: Sequence[tuple[str, torch.Tensor]],
+    urls: Sequence[str],
+    repeats: int,
+) -> Measurement:
+    """Publish `repeats` versions of `weights`, of which the first element changes, by both ends of the transport. The
+    first two are not counted: buffers are new then."""
     label = " ".join([use, *(str(v) for v in settings.values())])
     try:
-        best, share = asyncio.run(_publishes(plugins, use, settings, nbytes, engines, repeats))
+        best, checking = asyncio.run(_publishes(plugins, use, settings, weights, urls, repeats))
     except (MilesError, ImportError) as error:
         return Measurement(transport=label, failure=f"{type(error).__name__}: {error}")
     return Measurement(
         transport=label,
-        nbytes=nbytes,
-        engines=engines,
+        nbytes=best.nbytes,
+        engines=len(urls),
         seconds=best.seconds,
         paused_seconds=best.paused_seconds,
-        verify_share=share / best.seconds,
+        verify_share=checking / best.seconds,
     )
 
 
 async def _publishes(
-    plugins: PluginManager, use: str, settings: dict[str, Any], nbytes: int, engines: int, repeats: int
-) -> tuple[Any, float]:
-    """The quickest publish, and the seconds that checksums take in one: a pass in the trainer and one an engine."""
+    plugins: PluginManager,
+    use: str,
+    settings: dict[str, Any],
+    weights: Sequence[tuple[str, torch.Tensor]],
+    urls: Sequence[str],
+    repeats: int,
+) -> tuple[VersionPublished, float]:
+    """The quickest publish, and the seconds that the checksums of one take when all cores compute them: a pass in the
+    trainer, one an engine, and a second one an engine where the version was staged."""
     from miles_core.contracts.transports import WeightTransport
+    from miles_core.data.checksums import checksum, over_threads
     from miles_core.engines.pool import EnginePool
-    from miles_core.sync.checksums import checksum
     from miles_core.sync.plan import host_bytes
     from miles_core.sync.transaction import publish
-    from miles_core.testing.stub_engine import StubEngine, hashed_script, served_stub
 
     transport = plugins.create("miles_weight_transports", use, settings, WeightTransport)
-    weights = list(_weights(nbytes))
-    with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        urls = [stack.enter_context(served_stub(StubEngine(hashed_script(10, 1)))).url for _ in range(engines)]
+    with tempfile.TemporaryDirectory() as directory:
         pool = EnginePool(urls, wait_for_weights=True)
-        sender, receiver = transport.sender(directory), transport.receiver(directory)
+        sender, receiver = transport.sender(Path(directory)), transport.receiver(Path(directory))
         done = []
         try:
-            for version in range(1, repeats + 2):
-                weights[0][1][0] = version
+            for version in range(1, repeats + 3):
+                weights[0][1].view(-1)[0] = version
                 published = await asyncio.to_thread(sender.send, version, iter(weights))
 
                 async def transfer(session: Any, published: Any = published) -> None:
@@ -77,11 +103,10 @@ async def _publishes(
             await receiver.close()
             await pool.close()
             sender.close()
-    begin = time.perf_counter()
-    for _, tensor in weights:
-        checksum(host_bytes(tensor))
-    once = time.perf_counter() - begin
-    return min(done[1:], key=lambda d: d.seconds), once * (1 + engines)
+    parts = [host_bytes(tensor) for _, tensor in weights]
+    once = _best(2, lambda: over_threads(checksum, parts, [*map(len, parts)], os.cpu_count() or 1))
+    passes = 1 + len(urls) * (1 if receiver.in_place else 2)
+    return min(done[2:], key=lambda d: d.seconds), once * passes
 
 
 def _weights(nbytes: int) -> Iterator[tuple[str, torch.Tensor]]:
@@ -94,12 +119,22 @@ def _weights(nbytes: int) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def plain_rates(nbytes: int, engines: int, repeats: int) -> dict[str, float]:
-    """Seconds, the best of `repeats`: one copy in memory an engine, and one gloo broadcast of the same bytes to as many
-    ranks, without names, checksums or a transaction."""
+    """Seconds, the best of `repeats`: one copy in memory an engine (the C library's), by one thread and by two, and one
+    gloo broadcast of the same bytes to as many ranks, without names, checksums or a transaction."""
     import torch
 
     data, copy = torch.ones(nbytes, dtype=torch.uint8), torch.zeros(nbytes, dtype=torch.uint8)
-    found = {"memcpy": _best(repeats, lambda: [copy.copy_(data) for _ in range(engines)])}
+    source, target = data.numpy(), copy.numpy()
+    halves = [slice(0, nbytes // 2), slice(nbytes // 2, nbytes)]
+    with ThreadPoolExecutor(2) as pool:
+
+        def in_two() -> None:
+            list(pool.map(lambda half: np.copyto(target[half], source[half]), halves))
+
+        found = {
+            "memcpy": engines * _best(repeats, lambda: np.copyto(target, source)),
+            "memcpy, 2 threads": engines * _best(repeats, in_two),
+        }
     found["gloo broadcast"] = _gloo(data, engines, repeats)
     return found
 
@@ -115,7 +150,6 @@ def _best(repeats: int, work: Any) -> float:
 
 def _gloo(data: torch.Tensor, engines: int, repeats: int) -> float:
     import datetime
-    from concurrent.futures import ThreadPoolExecutor
 
     import torch
     import torch.distributed as dist

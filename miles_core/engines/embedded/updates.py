@@ -7,13 +7,11 @@ open is refused. What the engine holds after a session that broke off is not kno
 from __future__ import annotations
 
 import asyncio
-import math
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from miles_core.process_groups import broadcast, join_group, leave_group
 
+from .landing import Landing
 from .protocol import BadRequestError
 from .weights import WrongStateError
 
@@ -37,6 +35,7 @@ class WeightUpdates:
     def __init__(self, engine: Engine, weights: WeightStore) -> None:
         self._engine = engine
         self._weights = weights
+        self._landing = Landing(weights)
         self._groups: dict[str, ProcessGroup] = {}
         self._open = False
         self._written = False
@@ -99,23 +98,19 @@ class WeightUpdates:
         described = list(zip(body["names"], body["dtypes"], body["shapes"], strict=True))
         for name, dtype, shape in described:
             self._weights.check(name, dtype, shape)
-        sizes = [math.prod(shape) * getattr(torch, dtype).itemsize for _, dtype, shape in described]
-        data = torch.empty(sum(sizes), dtype=torch.uint8)
         async with self._lock:
-            await _collective(broadcast, group, data)
-        tensors = {
-            name: part.view(getattr(torch, dtype)).view(shape)
-            for (name, dtype, shape), part in zip(described, torch.split(data, sizes), strict=True)
-        }
-        await asyncio.wrap_future(self._engine.call(lambda: self._engine.write(tensors)))
+            place = self._landing.prepare(described)
+            await _collective(broadcast, group, place.data)
+        await asyncio.wrap_future(self._engine.call(lambda: self._engine.write(place.tensors, adopt=place.adopt)))
         self._written = True
-        return f"wrote {len(tensors)} tensors"
+        return f"wrote {len(place.tensors)} tensors"
 
     async def end(self, _: Mapping[str, Any]) -> str:
         """Close the session."""
         if not self._open:
             raise WrongStateError("no weight-update session is open")
         self._open = False
+        self._landing.tidy()
         return "the session is closed"
 
     async def take_version(self, body: Mapping[str, Any]) -> str:

@@ -12,22 +12,29 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-import xxhash
 from transformers.core_model_loading import revert_weight_conversion
 
+from miles_core.data.checksums import checksum, over_threads
+
+from .mapped import MappedFiles
 from .protocol import BadRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    import numpy as np
     from transformers import PreTrainedModel
+
+    from .mapped import Hold
 
 _DTYPES = {
     name: getattr(torch, name)
     for name in ("float32", "bfloat16", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
 }
+
+_ALIGNMENT = 64
+"""Bytes: where a parameter's memory begins, as torch allocates it, is a multiple of it."""
 
 
 class ChecksumError(Exception):
@@ -63,6 +70,8 @@ class Staged:
     version: str
     tensors: dict[str, torch.Tensor]
     checksums: dict[str, str]
+    hold: Hold
+    """Keeps the sender from the file as long as the version is staged, or in use."""
     seconds: float
 
 
@@ -73,9 +82,13 @@ class WeightStore:
         ValueError: the model packs checkpoint tensors in a way that is not a strided view of a parameter.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, threads: int = 1) -> None:
+        """``threads`` hash."""
         self._device = next(model.parameters()).device
         self._bindings, self._tied = _bind(model)
+        self._threads = threads
+        self._files = MappedFiles()
+        self._in_use: Hold | None = None
 
     @property
     def names(self) -> list[str]:
@@ -96,26 +109,32 @@ class WeightStore:
         entries = _parse_entries(described)
         self._check_names(entries)
         try:
-            # Copy-on-write: the engine can never write to the sender's file.
-            data = np.memmap(path, dtype=np.uint8, mode="c")
+            hold = self._files.hold(path)
+        except BlockingIOError:
+            raise WrongStateError(f"path: {path!r} is being written; stage it when its sender has finished") from None
         except (OSError, ValueError) as error:
             raise BadRequestError(f"path: cannot map {path!r}: {error}") from error
-        tensors: dict[str, torch.Tensor] = {}
-        checksums: dict[str, str] = {}
+        parts = {name: self._slice(name, entry, hold.data) for name, entry in entries.items()}
+        found = over_threads(
+            lambda raw: checksum(raw.data), [*parts.values()], [*map(len, parts.values())], self._threads
+        )
+        checksums = dict(zip(parts, found, strict=True))
         for name, entry in entries.items():
-            raw = self._slice(name, entry, data)
-            checksums[name] = xxhash.xxh3_128_hexdigest(raw.data)
             if checksums[name] != entry["checksum"]:
                 raise ChecksumError(
                     f"{name}: the bytes read have xxh3-128 {checksums[name]}, the sender's had {entry['checksum']}; "
                     "the weights in use stay"
                 )
-            if name in self._bindings:
-                tensors[name] = torch.from_numpy(raw).view(_DTYPES[entry["dtype"]]).view(entry["shape"])
+        tensors = {
+            name: torch.from_numpy(raw).view(_DTYPES[entries[name]["dtype"]]).view(entries[name]["shape"])
+            for name, raw in parts.items()
+            if name in self._bindings
+        }
         for tied, source in self._tied.items():
             if tied in checksums and checksums[tied] != checksums[source]:
                 raise BadRequestError(f"{tied}: tied to {source} in this model, but sent with other bytes")
-        return Staged(version=version, tensors=tensors, checksums=checksums, seconds=time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        return Staged(version=version, tensors=tensors, checksums=checksums, hold=hold, seconds=seconds)
 
     @torch.no_grad()
     def commit(self, staged: Staged) -> None:
@@ -126,6 +145,7 @@ class WeightStore:
                 binding.owner.data = tensor
             else:
                 binding.view.copy_(tensor)
+        self._in_use = staged.hold
 
     def check(self, name: str, dtype: str, shape: Sequence[int]) -> None:
         """Whether a tensor fits the model.
@@ -141,15 +161,31 @@ class WeightStore:
                 f"{name}: {dtype} {list(shape)}, but the model's is {str(held.dtype)[6:]} {list(held.shape)}"
             )
 
+    def adopts(self, name: str, offset: int) -> bool:
+        """Whether a tensor at this offset of a block of memory can be the parameter, without being copied into it."""
+        return (
+            self._device.type == "cpu" and self._bindings[self._tied.get(name, name)].whole and offset % _ALIGNMENT == 0
+        )
+
     @torch.no_grad()
-    def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Write over weights in use. A tied tensor is written once, under whichever name it comes."""
+    def write(self, tensors: Mapping[str, torch.Tensor], *, adopt: bool) -> None:
+        """Write over weights in use. A tied tensor is written once, under whichever name it comes.
+
+        ``adopt``: the parameters become these tensors, which `adopts` allowed, and nobody else writes to.
+        """
+        self._files.forget()
         for name, tensor in tensors.items():
-            self._bindings[self._tied.get(name, name)].view.copy_(tensor)
+            binding = self._bindings[self._tied.get(name, name)]
+            if adopt:
+                binding.owner.data = tensor
+            else:
+                binding.view.copy_(tensor)
 
     def checksums(self) -> dict[str, str]:
         """Return the xxh3-128 of what the model holds, by checkpoint name."""
-        return {name: _checksum(binding.view) for name, binding in self._bindings.items()}
+        sizes = [binding.view.numel() * binding.view.element_size() for binding in self._bindings.values()]
+        found = over_threads(lambda held: _checksum(held.view), [*self._bindings.values()], sizes, self._threads)
+        return dict(zip(self._bindings, found, strict=True))
 
     def _check_names(self, given: Iterable[str]) -> None:
         names = set(given)
@@ -201,7 +237,7 @@ def _parse_entries(described: object) -> dict[str, dict[str, Any]]:
 
 def _checksum(tensor: torch.Tensor) -> str:
     flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-    return xxhash.xxh3_128_hexdigest(flat.numpy().data)
+    return checksum(flat.numpy().data)
 
 
 def _bind(model: PreTrainedModel) -> tuple[dict[str, Binding], dict[str, str]]:

@@ -175,34 +175,41 @@ def _apply_frame(
     if not 0 < count <= most:
         raise CorruptBlock(f"{count} changes in a frame of {most} words")
     decompressor = zstandard.ZstdDecompressor()
-    gaps = _unpacked(decompressor, streams[0], count + most // _SKIP)
-    words = np.cumsum(gaps, dtype=np.int64)
-    if len(gaps) != count:
-        words = words[gaps != _SKIP]
+    words = _positions(_unpacked(decompressor, streams[0], count + most // _SKIP))
     if len(words) != count:
         raise CorruptBlock(f"{len(words)} gaps for {count} changes")
-    words += np.arange(count)
     if int(words[-1]) >= most:
         raise CorruptBlock(f"a change at word {int(words[-1])} of {most}")
-    columns = np.empty((count, width), np.uint8)
-    for k, stream in enumerate(streams[1:]):
+    values = np.zeros(count, word)
+    for stream in reversed(streams[1:]):
         plane = _unpacked(decompressor, stream, count)
         if len(plane) != count:
             raise CorruptBlock(f"{len(plane)} bytes for {count} changes")
-        columns[:, k] = plane
-    values = columns.reshape(-1).view(word)
+        if width > 1:
+            values <<= 8
+        values |= plane
     view = part.view(word)
     per_block = _BLOCK_BYTES // width
-    ends = np.searchsorted(words, np.arange(per_block, most + per_block, per_block))
+    ends = np.searchsorted(words, np.arange(per_block, most + per_block, per_block, dtype=np.int32))
     begin = 0
     for number, end in enumerate(ends.tolist()):
-        chosen = words[begin:end]
+        block = view[number * per_block : (number + 1) * per_block]
+        chosen = (words[begin:end] - number * per_block).astype(np.intp)
         if encoding == "xor":
-            view[chosen] ^= values[begin:end]
+            block[chosen] ^= values[begin:end]
         else:
-            view[chosen] = values[begin:end]
-        hasher.update(part[number * _BLOCK_BYTES : (number + 1) * _BLOCK_BYTES].data)
+            block[chosen] = values[begin:end]
+        hasher.update(block.data)
         begin = end
+
+
+def _positions(gaps: NDArray[np.uint8]) -> NDArray[np.int32]:
+    """The words that changed: 255 moves by 255, a smaller gap by one more than itself, onto a change. A frame has
+    less than 2³¹ words."""
+    changes = gaps != _SKIP
+    words = np.cumsum(gaps + changes.view(np.uint8), dtype=np.int32)
+    words -= 1
+    return words if changes.all() else words[changes]
 
 
 def _unpacked(decompressor: zstandard.ZstdDecompressor, stream: memoryview, most: int) -> NDArray[np.uint8]:

@@ -2,10 +2,10 @@
 
     python -m miles_transport_p2p.agent --library nixl --host 127.0.0.1 [--port 7801]
 
-It keeps two files in memory in turn. A version is written into the one that the engine does not map, is verified there
-tensor by tensor, and is then mapped by the engine. A file whose transfer failed is dropped, with its registration:
-what is in it may go on changing. The secret of its callers is the environment variable MILES_P2P_TOKEN; the first line
-it prints is its URL. Started by a run, it ends with the run: it watches standard input.
+It keeps two files in memory in turn. A version is written into the one that the engine does not serve from, which the
+engine then maps and verifies tensor by tensor. A file whose transfer failed is dropped, with its registration: what is
+in it may go on changing. The secret of its callers is the environment variable MILES_P2P_TOKEN; the first line it
+prints is its URL. Started by a run, it ends with the run: it watches standard input.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ import signal
 import sys
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from typing import Any
 
 from miles_core.errors import PublishError
 from miles_core.lifeline import Lifeline
-from miles_core.sync.checksums import checksum
 from miles_core.sync.memory_files import memory_directory
 from miles_transport_p2p.control import ControlServer
 from miles_transport_p2p.libraries import Library, open_library
@@ -36,8 +34,7 @@ _PREFIX = "miles-p2p-"
 
 
 class Agent:
-    """Slots of memory. `prepare` lends one, `verify` looks at what arrived, `drop` gives one up, `serve` says that the
-    engine has mapped it."""
+    """Slots of memory. `prepare` lends one, `drop` gives one up, `serve` says that the engine has mapped it."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
@@ -46,7 +43,7 @@ class Agent:
         self._owner: dict[str, str] = {}
         self._serving = ""
         self._lock = threading.Lock()
-        self.calls = {"/prepare": self.prepare, "/verify": self.verify, "/drop": self.drop, "/serve": self.serve}
+        self.calls = {"/prepare": self.prepare, "/drop": self.drop, "/serve": self.serve}
 
     def prepare(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """A slot of at least `nbytes` that no engine maps, for the publisher named `owner` alone."""
@@ -71,16 +68,6 @@ class Agent:
                 "library": self._library.name,
                 "protocol": self._library.protocol,
             }
-
-    def verify(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """xxh3-128 of each (offset, bytes) of the slot."""
-        region = self._slots.get(str(body["slot"]))
-        if region is None:
-            raise PublishError(f"slot {body['slot']} was given up")
-        spans: Sequence[Sequence[int]] = body["spans"]
-        with ThreadPoolExecutor(2) as pool:
-            found = list(pool.map(lambda span: checksum(region.view[span[0] : span[0] + span[1]]), spans))
-        return {"checksums": found}
 
     def serve(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The engine maps this slot from now on, and the other no more."""

@@ -31,6 +31,9 @@ _MAXIMUM_ENTRIES = 1024
 
 _POLL = 0.0002
 
+_ANSWER = 0.005
+"""Seconds between two looks for new peers, on one host."""
+
 _MODULES = {"nixl": ("nixl_cu12._bindings", "nixl_cu13._bindings"), "mooncake": ("mooncake.engine",)}
 
 
@@ -84,8 +87,9 @@ class Nixl(Library):
     def __init__(self, host: str) -> None:
         super().__init__(host)
         api = _nixl()
+        local = self.protocol == "local"
         configuration = api.nixl_agent_config(
-            backends=["UCX"], sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
+            backends=["UCX"], enable_prog_thread=not local, sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
         )
         self._agent = api.nixl_agent(f"miles-{uuid.uuid4().hex}", configuration)
         if "UCX" not in self._agent.backends:
@@ -93,6 +97,19 @@ class Nixl(Library):
         self._registered: dict[int, Any] = {}
         self._peers: dict[str, str] = {}
         self._lock = threading.Lock()
+        self._closed = threading.Event()
+        if local:
+            threading.Thread(target=self._answer_peers, name="nixl-progress", daemon=True).start()
+
+    def _answer_peers(self) -> None:
+        """On one host all that a target does for a transfer is to answer a new peer; the writer copies. NIXL's own
+        progress thread polls for it with a third of a core, in every process, and that is what slows the copies."""
+        while not self._closed.wait(_ANSWER):
+            with self._lock:
+                self._agent.get_new_notifs()
+
+    def close(self) -> None:
+        self._closed.set()
 
     @property
     def protocol(self) -> str:

@@ -25,6 +25,8 @@ class Region:
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self.map.madvise(mmap.MADV_HUGEPAGE)
         self.view = memoryview(self.map)
         self._anchor = ctypes.c_char.from_buffer(self.map)
         self.address = ctypes.addressof(self._anchor)

@@ -11,18 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 from miles_core.contracts.transports import Published, TensorInfo, WeightSender
 from miles_core.errors import PublishError
-from miles_core.sync.plan import describe, host_bytes
+from miles_core.sync.plan import described, host_bytes
+from miles_core.sync.shared_buffers import InOrder, copy_and_check
 from miles_core.sync.staging import aligned, aligned_offsets
 from miles_transport_p2p.control import ControlServer
 from miles_transport_p2p.libraries import Library, Span, open_library, rdma_adapters
 from miles_transport_p2p.region import Region
 
 if TYPE_CHECKING:
+    import torch
+
     from miles_core.contracts.backends import WeightStream
 
 __all__ = ["P2PSender"]
 
 _VERSIONS = 2
+_AT_A_TIME = 2
 
 
 class _Lease:
@@ -42,7 +46,8 @@ class P2PSender(WeightSender):
     """The buffer holds the last two versions, each in its half, and is registered once, whatever the number of targets.
 
     Targets that took the version before have lent their next slot already: while a bucket goes out to them, the next
-    is gathered. Others get everything when the controller names them.
+    is gathered. Others get everything when the controller names them. Two targets are written ahead at a time, in turn:
+    whoever has everything is verified while the next ones are written to, and one that hangs holds nobody up.
     """
 
     def __init__(self, *, library: str, host: str, bucket_bytes: int, timeout: float, require_rdma: bool) -> None:
@@ -58,6 +63,7 @@ class P2PSender(WeightSender):
         self._halves: dict[int, tuple[int, int]] = {}  # version: (offset, bytes)
         self._leases: dict[str, _Lease] = {}
         self._lock = threading.Lock()
+        self._ahead = _Pipeline(self._library, (), 0, 0, timeout)
         self._token = secrets.token_hex(16)
         self._name = f"publisher-{uuid.uuid4().hex[:12]}"
         self._control = ControlServer(host, self._token, {"/write": self._write, "/lend": self._lend})
@@ -70,8 +76,8 @@ class P2PSender(WeightSender):
 
     def send(self, version: int, weights: WeightStream) -> Published:
         begin = time.perf_counter()
-        tensors: list[TensorInfo] = []
         held: list[Any] = []
+        self._ahead.join()  # nothing of the version before is on its way any more
         with self._lock:
             leases = list(self._leases.values())
         if self._region is None:  # the first version says how large one is
@@ -85,22 +91,26 @@ class P2PSender(WeightSender):
         start = self._halves.pop(version, (0, 0))[0] if version in self._halves else half if 0 in taken[-1:] else 0
         self._halves = {v: place for v, place in self._halves.items() if place[0] != start}
         pipeline = _Pipeline(self._library, leases, version, self._region.address + start, self._timeout)
+        self._ahead = pipeline
         position = sent = 0
         try:
-            for name, tensor in held or weights:
-                data = host_bytes(tensor)
-                position = aligned(position)
-                if position + len(data) > half:
-                    raise PublishError(f"version {version} is larger than the one before: {name} has no room")
-                self._region.view[start + position : start + position + len(data)] = data
-                tensors.append(describe(name, tensor))
-                position += len(data)
-                if position - sent >= self._bucket_bytes:
-                    pipeline.put(sent, position)
-                    sent = position
+            with InOrder[TensorInfo]() as threads:
+                for name, tensor in held or weights:
+                    data = host_bytes(tensor)
+                    position = aligned(position)
+                    if position + len(data) > half:
+                        raise PublishError(f"version {version} is larger than the one before: {name} has no room")
+                    target = self._region.view[start + position : start + position + len(data)]
+                    threads.put(len(data), _fill, name, tensor, data, target)
+                    position += len(data)
+                    if position - sent >= self._bucket_bytes:
+                        threads.wait()
+                        pipeline.put(sent, position)
+                        sent = position
+                tensors = threads.results()
             pipeline.put(sent, position)
         finally:
-            pipeline.close()
+            pipeline.close()  # those who write ahead end by themselves; `_write` waits for its target's
         self._halves[version] = (start, position)
         address = {"control": self._control.url, "token": self._token, "publisher": self._name}
         address |= {"library": self._library.name, "protocol": self._library.protocol}
@@ -137,6 +147,8 @@ class P2PSender(WeightSender):
             return
         self._closed = True
         self._control.close()
+        self._ahead.close()
+        self._ahead.join()
         if self._region is not None:
             self._library.unregister(self._region.address, self._region.nbytes)
             self._region.close()
@@ -144,20 +156,29 @@ class P2PSender(WeightSender):
         self._library.close()
 
 
+def _fill(name: str, tensor: torch.Tensor, data: memoryview, target: memoryview) -> TensorInfo:
+    with target:  # a region is not closed while a view of it lives
+        return described(name, tensor, copy_and_check(data, target))
+
+
 def _spans(here: int, there: int, start: int, end: int, size: int) -> list[Span]:
     return [(here + at, there + at, min(size, end - at)) for at in range(start, end, size)]
 
 
 class _Pipeline:
-    """Writes ranges of a version to leased slots, in order, beside the one who fills them."""
+    """Writes ranges of a version to leased slots, in order, beside the one who fills them. It has all leases from the
+    start, and waits for the rest of them when the buffer's half is to be filled again."""
 
     def __init__(self, library: Library, leases: Sequence[_Lease], version: int, here: int, timeout: float) -> None:
         self._threads: list[threading.Thread] = []
+        self._turns = threading.Semaphore(_AT_A_TIME)
         self._ready = threading.Condition()
         self._end = 0
         self._closed = False
         for lease in leases:
-            thread = threading.Thread(target=self._follow, args=(library, lease, version, here, timeout))
+            lease.lock.acquire()  # until all of it is there, or has failed
+            lease.version, lease.sent = version, 0
+            thread = threading.Thread(target=self._follow, args=(library, lease, here, timeout))
             thread.start()
             self._threads.append(thread)
 
@@ -168,24 +189,32 @@ class _Pipeline:
             self._ready.notify_all()
 
     def close(self) -> None:
+        """Nothing is added any more."""
         with self._ready:
             self._closed = True
             self._ready.notify_all()
+
+    def join(self) -> None:
+        """Nothing is written any more."""
         for thread in self._threads:
             thread.join()
 
-    def _follow(self, library: Library, lease: _Lease, version: int, here: int, timeout: float) -> None:
-        with lease.lock:
-            lease.version, lease.sent = version, 0
-            while lease.failure is None:
-                with self._ready:
-                    self._ready.wait_for(lambda: self._closed or self._end > lease.sent)
-                    end = min(self._end, lease.nbytes)
-                if end <= lease.sent:
-                    return
-                try:
-                    library.write(lease.peer, _spans(here, lease.address, lease.sent, end, end - lease.sent), timeout)
-                except PublishError as failure:
-                    lease.failure = failure  # told when the controller asks for the version
-                    return
-                lease.sent = end
+    def _follow(self, library: Library, lease: _Lease, here: int, timeout: float) -> None:
+        try:
+            with self._turns:
+                if lease.failure is None:
+                    self._write(library, lease, here, timeout)
+        except PublishError as failure:
+            lease.failure = failure  # told when the controller asks for the version
+        finally:
+            lease.lock.release()
+
+    def _write(self, library: Library, lease: _Lease, here: int, timeout: float) -> None:
+        while True:
+            with self._ready:
+                self._ready.wait_for(lambda: self._closed or self._end > lease.sent)
+                end = min(self._end, lease.nbytes)
+            if end <= lease.sent:
+                return
+            library.write(lease.peer, _spans(here, lease.address, lease.sent, end, end - lease.sent), timeout)
+            lease.sent = end

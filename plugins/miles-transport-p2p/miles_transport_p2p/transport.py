@@ -1,8 +1,8 @@
 """The `p2p` transport: what the controller does, and the component.
 
-A version is staged: the trainer writes it into memory that an agent beside the engine has registered, the agent
-verifies every tensor there, and the engine maps that memory in the embedded engine's two-phase protocol. The engine
-keeps the version before until it switches.
+A version is staged: the trainer writes it into memory that an agent beside the engine has registered, and the engine
+maps that memory and verifies every tensor there, in its two-phase protocol. The engine keeps the version before until
+it switches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from miles_core.contracts.component import ComponentConfig, Conflict, Example, W
 from miles_core.contracts.transports import Published, WeightReceiver, WeightTransport
 from miles_core.errors import EngineError, EngineUnavailable, PublishError
 from miles_core.http import JsonHttp
-from miles_core.sync.checksums import differences
 from miles_core.sync.staging import StagingEngines, aligned_offsets
 from miles_transport_p2p.libraries import installed
 from miles_transport_p2p.plan import assign
@@ -104,11 +103,6 @@ class P2PReceiver(WeightReceiver):
         (source,) = assign({"all": nbytes}, {str(published.address["control"]): ["all"]}, {url: ["all"]})
         body = {"target": url, "version": published.version, "endpoint": slot["endpoint"], "address": slot["address"]}
         await self._call(f"{source.source}/write", str(published.address["token"]), body, "writing")
-        spans = [[start, tensor.nbytes] for start, tensor in zip(starts, published.tensors, strict=True)]
-        answer = await self._agent(target, "/verify", {"slot": slot["slot"], "spans": spans}, "verifying")
-        found = dict(zip((t.name for t in published.tensors), answer["checksums"], strict=True))
-        if wrong := differences({t.name: t.checksum for t in published.tensors}, found):
-            raise PublishError(f"what arrived is not what was sent: {'; '.join(wrong[:5])}")
         return await self._engines.stage(url, slot["path"], published.tensors, starts, published.version)
 
     async def _lend(self, url: str, target: _Target, published: Published, nbytes: int) -> dict[str, Any]:
