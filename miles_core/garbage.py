@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import time
 
-__all__ = ["Freezer"]
+__all__ = ["Freezer", "settle", "unsettle"]
 
 
 class Freezer:
@@ -40,3 +40,15 @@ class Freezer:
         gc.unfreeze()
         if self._was_enabled:
             gc.enable()
+
+
+def settle() -> None:
+    """What is there now stays for the life of the process (modules, models, configs): take it out of the collector's
+    sight, which then looks through what a step leaves behind and not, again and again, through all of that."""
+    gc.collect()
+    gc.freeze()
+
+
+def unsettle() -> None:
+    """Undo `settle`, in a process that goes on to do something else."""
+    gc.unfreeze()

@@ -15,6 +15,9 @@ __all__ = ["NOT_SAMPLED", "Status", "Trajectory", "Turn"]
 NOT_SAMPLED = -1
 """Value in `Trajectory.versions` of a token that the model did not sample."""
 
+_COLUMNS = (("token_ids", np.int32), ("loss_mask", np.bool_), ("logprobs", np.float32), ("versions", np.int32))
+_set = object.__setattr__
+
 
 class Status(enum.StrEnum):
     """How an episode ended. Infrastructure failures are `failed`, never a reward of 0."""
@@ -83,47 +86,49 @@ class Trajectory:
     conversation: str | None = None
 
     def __post_init__(self) -> None:
-        for name, dtype in (
-            ("token_ids", np.int32),
-            ("loss_mask", np.bool_),
-            ("logprobs", np.float32),
-            ("versions", np.int32),
-        ):
+        for name, dtype in _COLUMNS:
             column = np.asarray(getattr(self, name))
             if column.ndim != 1:
                 raise ValueError(f"{self.trajectory_id}: {name} has shape {column.shape}, expected one dimension")
             if column.dtype != dtype and name != "loss_mask" and column.size and column.dtype.kind not in "iuf":
                 raise ValueError(f"{self.trajectory_id}: {name} has dtype {column.dtype}, expected {np.dtype(dtype)}")
             column = column.astype(dtype, copy=True)
-            column.setflags(write=False)
-            object.__setattr__(self, name, column)
+            column.flags.writeable = False
+            _set(self, name, column)
         length = len(self.token_ids)
         for name in ("loss_mask", "logprobs", "versions"):
             if len(getattr(self, name)) != length:
                 raise ValueError(
                     f"{self.trajectory_id}: {name} has {len(getattr(self, name))} tokens, token_ids {length}"
                 )
-        if length and int(self.token_ids.min()) < 0:
-            raise ValueError(f"{self.trajectory_id}: negative token id {int(self.token_ids.min())}")
-        sampled = self.versions != NOT_SAMPLED
-        if bool((self.loss_mask & ~sampled).any()):
-            first = int(np.flatnonzero(self.loss_mask & ~sampled)[0])
-            raise ValueError(f"{self.trajectory_id}: token {first} trains but has no version: it was not sampled")
-        if not bool(np.isfinite(self.logprobs).all()):
-            first = int(np.flatnonzero(~np.isfinite(self.logprobs))[0])
-            raise ValueError(f"{self.trajectory_id}: log-prob of token {first} is {self.logprobs[first]}")
-        if length and float(self.logprobs.max()) > 1e-4:
-            first = int(self.logprobs.argmax())
-            raise ValueError(f"{self.trajectory_id}: log-prob of token {first} is {self.logprobs[first]}, above 0")
-        if bool((self.logprobs[~sampled] != 0).any()):
-            first = int(np.flatnonzero((self.logprobs != 0) & ~sampled)[0])
-            raise ValueError(f"{self.trajectory_id}: token {first} was not sampled but has a log-prob")
+        if length:
+            self._check_columns()
         self._check_teacher(length)
         self._check_weights(length)
         self._check_routed_experts(length)
         for turn in self.turns:
             if not 0 <= turn.start <= turn.stop <= length:
                 raise ValueError(f"{self.trajectory_id}: turn {turn.start}..{turn.stop} outside {length} tokens")
+
+    def _check_columns(self) -> None:
+        """The law. Thousands of trajectories pass here in a step: one look at each column, a second one when it is
+        broken."""
+        if np.minimum.reduce(self.token_ids) < 0:
+            raise ValueError(f"{self.trajectory_id}: negative token id {int(self.token_ids.min())}")
+        unsampled = self.versions == NOT_SAMPLED
+        if np.count_nonzero(wrong := self.loss_mask & unsampled):
+            first = int(np.flatnonzero(wrong)[0])
+            raise ValueError(f"{self.trajectory_id}: token {first} trains but has no version: it was not sampled")
+        finite = np.isfinite(self.logprobs)
+        if np.count_nonzero(finite) != len(finite):
+            first = int(finite.argmin())
+            raise ValueError(f"{self.trajectory_id}: log-prob of token {first} is {self.logprobs[first]}")
+        if float(np.maximum.reduce(self.logprobs)) > 1e-4:
+            first = int(self.logprobs.argmax())
+            raise ValueError(f"{self.trajectory_id}: log-prob of token {first} is {self.logprobs[first]}, above 0")
+        if np.count_nonzero(wrong := (self.logprobs != 0) & unsampled):
+            first = int(np.flatnonzero(wrong)[0])
+            raise ValueError(f"{self.trajectory_id}: token {first} was not sampled but has a log-prob")
 
     def _check_teacher(self, length: int) -> None:
         if (self.teacher_top_ids is None) != (self.teacher_top_logprobs is None):
@@ -143,7 +148,7 @@ class Trajectory:
                     f"of shape {shape}"
                 )
             column.setflags(write=False)
-            object.__setattr__(self, name, column)
+            _set(self, name, column)
 
     def _check_weights(self, length: int) -> None:
         if self.weights is None:
@@ -155,7 +160,7 @@ class Trajectory:
                 f"from 0 to 1 for each of {length} tokens"
             )
         column.setflags(write=False)
-        object.__setattr__(self, "weights", column)
+        _set(self, "weights", column)
 
     def _check_routed_experts(self, length: int) -> None:
         if self.routed_experts is None:
@@ -170,14 +175,14 @@ class Trajectory:
             raise ValueError(f"{self.trajectory_id}: routed_experts is {routes.dtype}, expected int16 or int32")
         routes = routes.copy()
         routes.setflags(write=False)
-        object.__setattr__(self, "routed_experts", routes)
+        _set(self, "routed_experts", routes)
 
     def with_reward(self, reward: float | Mapping[str, float]) -> Trajectory:
         """The same trajectory with its episode's reward. The columns are shared: they were checked when it was made."""
         clone = object.__new__(Trajectory)
-        for field in dataclasses.fields(self):
-            object.__setattr__(clone, field.name, getattr(self, field.name))
-        object.__setattr__(clone, "reward", reward)
+        for name in _FIELDS:
+            _set(clone, name, getattr(self, name))
+        _set(clone, "reward", reward)
         return clone
 
     def __len__(self) -> int:
@@ -214,3 +219,6 @@ class Trajectory:
         if not math.isfinite(reward):
             raise ValueError(f"{self.trajectory_id}: reward is {reward}")
         return float(reward)
+
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(Trajectory))

@@ -14,6 +14,8 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from miles_core.contracts.engines import Generation, OnTokens, Sampling, TokenIds
 from miles_core.rollout.continuation import joined, remainder
 
@@ -132,7 +134,7 @@ class AdmissionClient:
             await self._standing(self._hold.turn(self._priority + priority, self.queued.set))
             before = engine.interruptions
             part = await engine.generate(
-                [*input_ids, *sampled] if sampled else input_ids,
+                np.concatenate((input_ids, np.array(sampled, np.int32))) if sampled else input_ids,
                 remainder(sampling, len(sampled)),
                 routing_key=routing_key,
                 priority=self._priority + priority,

@@ -40,16 +40,16 @@ class TrajectoryRecorder:
     def __init__(self, task: EpisodeTask, *, index: int = 0) -> None:
         self._task = task
         self._index = index
-        self._ids: list[int] = []
-        self._logprobs: list[float] = []
-        self._versions: list[int] = []
+        self._ids = np.zeros(0, np.int32)
+        self._logprobs = np.zeros(0, np.float32)
+        self._versions = np.zeros(0, np.int32)
         self._turns: list[Turn] = []
         self._routes: NDArray[np.int32] | None = None
 
     @property
-    def ids(self) -> list[int]:
-        """A copy of the ids so far: the input of the next generation."""
-        return list(self._ids)
+    def ids(self) -> NDArray[np.int32]:
+        """The ids so far, read-only: the input of the next generation."""
+        return self._ids
 
     @property
     def turns(self) -> int:
@@ -60,11 +60,10 @@ class TrajectoryRecorder:
         """Tokens that still fit under `task.max_tokens`; None without a limit."""
         return None if self._task.max_tokens == 0 else max(0, self._task.max_tokens - len(self._ids))
 
-    def append_prompt(self, ids: Sequence[int]) -> None:
+    def append_prompt(self, ids: Sequence[int] | NDArray[np.int32]) -> None:
         """Append tokens that the model did not sample: mask 0, no log-prob, no version."""
-        self._ids += (int(i) for i in ids)
-        self._logprobs += [0.0] * len(ids)
-        self._versions += [NOT_SAMPLED] * len(ids)
+        count = len(ids)
+        self._append(np.asarray(ids, np.int32), np.zeros(count, np.float32), np.full(count, NOT_SAMPLED, np.int32))
 
     def append_generation(self, generation: Generation) -> None:
         """Append what the engine sampled behind exactly `ids`.
@@ -83,9 +82,7 @@ class TrajectoryRecorder:
                 f"prompt tokens where {len(self._ids)} were sent"
             )
         start = len(self._ids)
-        self._ids += generation.token_ids.tolist()
-        self._logprobs += generation.logprobs.tolist()
-        self._versions += generation.versions.tolist()
+        self._append(generation.token_ids, generation.logprobs, generation.versions)
         self._append_routes(generation)
         self._turns.append(
             Turn(
@@ -113,19 +110,18 @@ class TrajectoryRecorder:
         sampled token taught nothing and is left out; a trajectory without sampled tokens keeps its prompt.
         """
         limit = self._task.max_tokens or len(self._ids)
-        sampled = np.flatnonzero(np.array(self._versions, np.int32) != NOT_SAMPLED)
-        fitting = sampled[sampled < limit]
+        sampled = (self._versions != NOT_SAMPLED).nonzero()[0]
+        fitting = sampled if len(self._ids) <= limit else sampled[sampled < limit]
         if len(fitting) < len(sampled):
             self._cut(limit, finish_reason="length")
             status = Status.TRUNCATED if status is Status.COMPLETED else status
-        if len(fitting):
+        if len(fitting) and fitting[-1] + 1 < len(self._ids):
             self._cut(int(fitting[-1]) + 1)
-        versions = np.array(self._versions, np.int32)
         return Trajectory(
-            token_ids=np.array(self._ids, np.int32),
-            loss_mask=versions != NOT_SAMPLED,
-            logprobs=np.array(self._logprobs, np.float32),
-            versions=versions,
+            token_ids=self._ids,
+            loss_mask=self._versions != NOT_SAMPLED,
+            logprobs=self._logprobs,
+            versions=self._versions,
             prompt_id=self._task.prompt.prompt_id,
             group_id=self._task.group_id,
             episode_id=self._task.episode_id,
@@ -135,9 +131,15 @@ class TrajectoryRecorder:
             status=status,
         )
 
+    def _append(self, ids: NDArray[np.int32], logprobs: NDArray[np.float32], versions: NDArray[np.int32]) -> None:
+        self._ids = np.concatenate((self._ids, ids))
+        self._ids.flags.writeable = False
+        self._logprobs = np.concatenate((self._logprobs, logprobs))
+        self._versions = np.concatenate((self._versions, versions))
+
     def _cut(self, length: int, *, finish_reason: str | None = None) -> None:
         """Forget everything from token `length` on; a turn that loses tokens is said to have ended so."""
-        del self._ids[length:], self._logprobs[length:], self._versions[length:]
+        self._ids, self._logprobs, self._versions = self._ids[:length], self._logprobs[:length], self._versions[:length]
         kept = [turn for turn in self._turns if turn.start < length or turn.stop <= length]
         self._turns = [
             turn

@@ -23,6 +23,7 @@ from miles_core.data.tokenizer import FileTokenizer, load_tokenizer
 from miles_core.engines.pool import EnginePool
 from miles_core.errors import RunDirectoryError
 from miles_core.eventloop import run as run_loop
+from miles_core.garbage import settle, unsettle
 from miles_core.models.facts import model_facts
 from miles_core.models.reference import resolve_model
 from miles_core.plugins import PluginManager
@@ -117,6 +118,7 @@ class Run:
             error = failure
             raise
         finally:
+            unsettle()
             failures = await self._stop()
             try:
                 self._record.emit("miles_run_finished", error=error)
@@ -213,6 +215,7 @@ class Run:
             self._store,
             last=config.run.steps,
         )
+        settle()
         self._record.emit("miles_run_started")
 
     async def _start_evaluation_engine(self, start: EngineStart) -> EvaluationEngines | None:
@@ -359,12 +362,13 @@ class Run:
                 await self._publisher.publish(number)
 
     async def _while_training(self, batch: Batch) -> None:
-        """What can be done beside the optimizer step: the batch to disk, and the engines' own account of their time."""
+        """What can be done beside the optimizer step: the engines' own account of their time, and the batch to disk. In
+        this order: the trainer has its batch before another thread begins to compute here."""
         step, path = batch.step + 1, self.directory.rollout_file(batch.step + 1)
         version = batch.policy_version
+        await self._meter.engines(step)
         with writing(f"the batch of step {step}", path):
             await asyncio.to_thread(write_rollouts, path, batch.trajectories, step=step, policy_version=version)
-        await self._meter.engines(step)
 
     async def _finish(self) -> None:
         if self.config.run.export:

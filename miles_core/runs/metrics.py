@@ -45,10 +45,16 @@ class MetricsStore:
         for name, value in metrics.items():
             if not math.isfinite(value):
                 raise ValueError(f"metric {kind}/{name} at step {step} is {value}")
-        self._db.executemany(
-            "INSERT OR REPLACE INTO metrics (kind, step, name, value) VALUES (?, ?, ?, ?)",
-            [(kind, step, name, float(value)) for name, value in metrics.items()],
-        )
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            self._db.executemany(
+                "INSERT OR REPLACE INTO metrics (kind, step, name, value) VALUES (?, ?, ?, ?)",
+                [(kind, step, name, float(value)) for name, value in metrics.items()],
+            )
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
 
     def span(self, lane: str, name: str, step: int, start: float, stop: float) -> None:
         self._db.execute(

@@ -20,6 +20,7 @@ from miles_core.contracts.backends import BackendStart, StepReport
 from miles_core.contracts.launchers import Launcher, Process, ProcessSpec
 from miles_core.contracts.transports import Published
 from miles_core.data.group import Batch
+from miles_core.data.packed import pack_batch, pack_trajectories
 from miles_core.data.trajectory import Trajectory
 from miles_core.errors import EnvironmentFailure
 from miles_core.training.worker import KEY_VARIABLE, no_delay
@@ -61,12 +62,12 @@ class TrainerClient:
         await self._call_each("start", [(config_tree, own, run_directory) for own in starts])
 
     async def train_step(self, batch: Batch) -> StepReport:
-        report: StepReport = await self._call("train_step", batch)
+        report: StepReport = await self._call("train_step", pack_batch(batch))
         return report
 
     async def logprobs(self, trajectories: Sequence[Trajectory]) -> list[NDArray[np.float32]]:
         """Log-probs of every token of each trajectory under the current weights."""
-        found: list[NDArray[np.float32]] = await self._call("logprobs", list(trajectories))
+        found: list[NDArray[np.float32]] = await self._call("logprobs", pack_trajectories(trajectories))
         return found
 
     async def publish(self, version: int) -> Published:

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,8 @@ from miles_core.contracts.backends import BackendStart, StepReport, TrainBackend
 from miles_core.contracts.engines import Engine, WeightWitness
 from miles_core.contracts.objective import AdvantageEstimator, Correction, LossTerm, Needs, Objective
 from miles_core.contracts.transports import Published, WeightSender, WeightTransport
-from miles_core.data.group import Batch
+from miles_core.data.packed import Packed, unpack_batch, unpack_trajectories
+from miles_core.garbage import settle
 from miles_core.objective.compose import WeightedTerm, compose
 from miles_core.plugins import PluginManager
 from miles_core.training.outgoing import in_dtype, seen_by
@@ -34,8 +35,6 @@ from miles_core.training.outgoing import in_dtype, seen_by
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from miles_core.data.trajectory import Trajectory
 
 __all__ = ["KEY_VARIABLE", "TrainerService", "build_objective", "main", "no_delay"]
 
@@ -104,6 +103,7 @@ class TrainerService:
         )
         backend.start(dataclasses.replace(start, critic=Needs.VALUES in self._objective.needs))
         self._backend = backend
+        settle()
         if start.rank:
             return
         transport = plugins.create(
@@ -116,12 +116,12 @@ class TrainerService:
         self._dtype = config.model.dtype
         self._witness = plugins.create("miles_engines", config.engine.use, config.engine.settings, Engine).witness
 
-    def train_step(self, batch: Batch) -> StepReport:
+    def train_step(self, batch: Packed) -> StepReport:
         assert self._objective is not None, "a call before start"
-        return self.backend.train_step(batch, self._objective)
+        return self.backend.train_step(unpack_batch(batch), self._objective)
 
-    def logprobs(self, trajectories: Sequence[Trajectory]) -> list[NDArray[np.float32]]:
-        return self.backend.logprobs(trajectories)
+    def logprobs(self, trajectories: Packed) -> list[NDArray[np.float32]]:
+        return self.backend.logprobs(unpack_trajectories(trajectories))
 
     def publish(self, version: int) -> Published | None:
         """Hand the current weights to the transport; on other ranks than 0 only help to gather them."""

@@ -23,7 +23,7 @@ def miles(*arguments):
 
 def train(directory, nproc):
     settings = ["run.steps=2", f"run.name=n{nproc}", f"run.directory={directory}", f"backend.nproc={nproc}"]
-    miles("train", "examples/tiny-short.toml", "--quiet", *(part for s in settings for part in ("--set", s)))
+    miles("train", "examples/tiny.toml", "--quiet", *(part for s in settings for part in ("--set", s)))
     connection = sqlite3.connect(directory / f"n{nproc}" / "metrics.sqlite")
     rows = connection.execute("select name, value from metrics where kind = 'train' and step = 1").fetchall()
     connection.close()

@@ -21,6 +21,7 @@ import torch
 import uvicorn
 
 from miles_core.eventloop import run
+from miles_core.garbage import settle
 
 from .engine import Engine
 from .protocol import Limits
@@ -81,7 +82,7 @@ def build(options: argparse.Namespace) -> tuple[Engine, EngineApp]:
     context = min(options.context_length or config.max_position_embeddings, config.max_position_embeddings, total)
     runner = ModelRunner(model, slots=total, rows=options.max_running)
     runner.warm_up()
-    weights = WeightStore(model)
+    weights = WeightStore(model, threads=options.threads)
     decoder = _load_decoder(options.model)
     engine = Engine(
         runner=runner,
@@ -152,6 +153,7 @@ async def serve(options: argparse.Namespace, lifeline: Lifeline) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn stops on these, then raises them once more for whoever was there before: that is us, not the default.
         asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
+    settle()
     engine.start()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started and not serving.done():

@@ -81,6 +81,7 @@ class Engine:
         self._wake = threading.Condition()
         self._closing = False
         self._listeners: dict[Sequence, Listener] = {}
+        self._outbox: list[tuple[Listener, Sequence, dict[str, Any] | StepError]] = []
         self._arrivals = 0
         self._started = time.perf_counter()
         self._busy = 0.0
@@ -125,7 +126,7 @@ class Engine:
 
     def submit(self, requests: Items[GenerateRequest], listener: Listener) -> None:
         """Queue requests. ``listener`` hears, in the engine's thread, each final answer or failure, and of
-        streams what there is meanwhile."""
+        streams what there is meanwhile: behind the step, all that it came to."""
 
         def add() -> None:
             for request in requests:
@@ -198,15 +199,15 @@ class Engine:
         finally:
             self.pause_mode = before
 
-    def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Write over weights in use.
+    def write(self, tensors: Mapping[str, torch.Tensor], *, adopt: bool = False) -> None:
+        """Write over weights in use, or with ``adopt`` make these tensors the weights.
 
         Raises:
             WrongStateError: not paused.
         """
         if self.pause_mode is None:
             raise WrongStateError("generation must be paused while weights are written (POST /pause_generation)")
-        self._weights.write(tensors)
+        self._weights.write(tensors, adopt=adopt)
         self._scheduler.forget_prefixes()
 
     def take_version(self, version: str) -> None:
@@ -276,9 +277,11 @@ class Engine:
                 command()
             if closing:
                 self.abort(None, "the engine is shutting down")
-                return
-            if self._runnable:
+            elif self._runnable:
                 self._step()
+            self._deliver()
+            if closing:
+                return
 
     def _step(self) -> None:
         start = time.perf_counter()
@@ -316,7 +319,8 @@ class Engine:
                 self._scheduler.finish(sequence)
                 self._answer(sequence)
             elif sequence.request.stream and self._tells(sequence):
-                self._listeners[sequence](sequence, sequence.answer(self.version, self._decoder))
+                answer = sequence.answer(self.version, self._decoder)
+                self._outbox.append((self._listeners[sequence], sequence, answer))
 
     def _tells(self, sequence: Sequence) -> bool:
         """Whether the sequence's newest token makes an event."""
@@ -325,12 +329,13 @@ class Engine:
         return (sampled - 1) % self._stream_interval == 0 if own is None else sampled % own == 0
 
     def _answer(self, sequence: Sequence) -> None:
-        """Deliver a finished sequence."""
+        """A sequence is finished."""
         self._totals["requests"] += 1
         self._totals["prompt_tokens"] += sequence.prompt_tokens
         self._totals["cached_tokens"] += sequence.cached_tokens or 0
         self._totals["completion_tokens"] += len(sequence.logprobs)
-        self._listeners.pop(sequence)(sequence, sequence.answer(self.version or "", self._decoder))
+        answer = sequence.answer(self.version or "", self._decoder)
+        self._outbox.append((self._listeners.pop(sequence), sequence, answer))
 
     def _fail_running(self, error: Exception) -> None:
         """Answer all running sequences with the failure, and start over with the queue and an empty pool."""
@@ -340,5 +345,10 @@ class Engine:
         for sequence in waiting:
             self._scheduler.add(sequence)
         failure = StepError(f"{type(error).__name__}: {error}")
-        for sequence in failed:
-            self._listeners.pop(sequence)(sequence, failure)
+        self._outbox += [(self._listeners.pop(sequence), sequence, failure) for sequence in failed]
+
+    def _deliver(self) -> None:
+        """Tell the listeners what became of their sequences."""
+        outbox, self._outbox = self._outbox, []
+        for listener, sequence, answer in outbox:
+            listener(sequence, answer)

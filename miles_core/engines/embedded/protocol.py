@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 DEFAULT_MAX_NEW_TOKENS = 128
 MIN_TEMPERATURE = 1e-4
@@ -84,35 +84,39 @@ class GenerateRequest:
     routed_experts_start_len: int = 0
 
 
-_SAMPLING_FIELDS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "max_new_tokens",
-    "min_new_tokens",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "sampling_seed",
-    "skip_special_tokens",
-    "no_stop_trim",
-    "stream_interval",
+_SAMPLING_FIELDS = dict.fromkeys(
+    (
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "max_new_tokens",
+        "min_new_tokens",
+        "stop",
+        "stop_token_ids",
+        "ignore_eos",
+        "sampling_seed",
+        "skip_special_tokens",
+        "no_stop_trim",
+        "stream_interval",
+    )
 )
-_BODY_FIELDS = (
-    "input_ids",
-    "sampling_params",
-    "rid",
-    "priority",
-    "stream",
-    "return_logprob",
-    "logprob_start_len",
-    "top_logprobs_num",
-    "token_ids_logprob",
-    "logprob_temperature",
-    "return_routed_experts",
-    "routed_experts_start_len",
-    "extra_key",  # SGLang's, to keep prefixes apart; here a commit forgets all that came before it
+_BODY_FIELDS = dict.fromkeys(
+    (
+        "input_ids",
+        "sampling_params",
+        "rid",
+        "priority",
+        "stream",
+        "return_logprob",
+        "logprob_start_len",
+        "top_logprobs_num",
+        "token_ids_logprob",
+        "logprob_temperature",
+        "return_routed_experts",
+        "routed_experts_start_len",
+        "extra_key",  # SGLang's, to keep prefixes apart; here a commit forgets all that came before it
+    )
 )
 
 
@@ -235,7 +239,7 @@ def _parse_sampling(value: object, prompt_tokens: int, limits: Limits) -> Sampli
     )
 
 
-def _refuse_unknown(given: Mapping[str, Any], known: Sequence[str], what: str) -> None:
+def _refuse_unknown(given: Mapping[str, Any], known: Mapping[str, None], what: str) -> None:
     for name in given:
         if name not in known:
             raise BadRequestError(f"unknown {what} {name!r}; known: {', '.join(known)}")
@@ -244,14 +248,16 @@ def _refuse_unknown(given: Mapping[str, Any], known: Sequence[str], what: str) -
 def _token_ids(value: object, field: str, limits: Limits) -> tuple[int, ...]:
     if not isinstance(value, list):
         raise BadRequestError(f"{field}: a list of token ids, not {type(value).__name__}")
-    for position, token in enumerate(value):
+    if set(map(type, value)) <= {int} and (not value or (min(value) >= 0 and max(value) < limits.vocab_size)):
+        return tuple(value)
+    for position, token in enumerate(value):  # to say which
         if type(token) is not int:
             raise BadRequestError(f"{field}[{position}]: a token id is an integer, not {token!r}")
         if not 0 <= token < limits.vocab_size:
             raise BadRequestError(
                 f"{field}[{position}]: {token} is outside the vocabulary (0 to {limits.vocab_size - 1})"
             )
-    return tuple(value)
+    raise AssertionError("one of them is no token id")
 
 
 def _integer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -31,6 +32,32 @@ _PAUSE_MODES = ("abort", "retract", "in_place")
 
 class UnavailableError(Exception):
     """The engine holds no published weights yet (HTTP 503)."""
+
+
+class Answers:
+    """What the engine's thread says of some requests, for one coroutine to read. All that a step came to wakes the
+    event loop once."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._said: deque[tuple[Sequence, dict[str, Any] | StepError]] = deque()
+        self._there = asyncio.Event()
+        self._told = False
+
+    def put(self, sequence: Sequence, answer: dict[str, Any] | StepError) -> None:
+        """Call it in the engine's thread."""
+        self._said.append((sequence, answer))
+        if not self._told:
+            self._told = True
+            self._loop.call_soon_threadsafe(self._there.set)
+
+    async def get(self) -> list[tuple[Sequence, dict[str, Any] | StepError]]:
+        """All that was said since the last call; waits until there is something."""
+        while not self._said:
+            await self._there.wait()
+            self._there.clear()
+            self._told = False  # before the look: what is put from here on wakes this up again
+        return [self._said.popleft() for _ in range(len(self._said))]
 
 
 class EngineApp:
@@ -91,57 +118,58 @@ class EngineApp:
         """Sample from one prompt or several; see :mod:`.protocol` for the fields."""
         self._require_weights()
         requests, batched = parse_generate(await _body(request), self._limits)
-        answers: asyncio.Queue[tuple[Sequence, dict[str, Any] | StepError]] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-        self._engine.submit(
-            requests, lambda sequence, answer: loop.call_soon_threadsafe(answers.put_nowait, (sequence, answer))
-        )
+        answers = Answers()
+        self._engine.submit(requests, answers.put)
         if requests[0].stream:
             return StreamingResponse(self._stream(requests, answers, batched), media_type="text/event-stream")
         gone = asyncio.create_task(_disconnected(request))
         try:
-            done: dict[str, dict[str, Any]] = {}
+            done: dict[int, dict[str, Any]] = {}
             failure: StepError | None = None
-            for _ in requests:
+            left = len(requests)
+            while left:
                 getting = asyncio.create_task(answers.get())
                 await asyncio.wait((getting, gone), return_when=asyncio.FIRST_COMPLETED)
                 if not getting.done():
                     getting.cancel()
                     self._abort(requests)
                     return Response(status_code=499)
-                sequence, answer = getting.result()
-                if isinstance(answer, StepError):
-                    failure = answer
-                else:
-                    done[str(id(sequence.request))] = answer
+                for sequence, answer in getting.result():
+                    left -= 1
+                    if isinstance(answer, StepError):
+                        failure = answer
+                    else:
+                        done[id(sequence.request)] = answer
             if failure is not None:
                 raise failure
         finally:
             gone.cancel()
-        bodies = [done[str(id(one))] for one in requests]
+        bodies = [done[id(one)] for one in requests]
         return _json(bodies if batched else bodies[0])
 
     async def _stream(
         self,
         requests: list[GenerateRequest],
-        answers: asyncio.Queue[tuple[Sequence, dict[str, Any] | StepError]],
+        answers: Answers,
         batched: bool,
     ) -> AsyncIterator[bytes]:
-        """Yield server-sent events with cumulative answers, as they come; those of a batch carry the `index` of their
-        prompt. What is not finished is aborted when the reader goes away."""
+        """Yield server-sent events with cumulative answers, as they come, those of one step together; those of a batch
+        carry the `index` of their prompt. What is not finished is aborted when the reader goes away."""
         open_requests = {id(request): index for index, request in enumerate(requests)}
         try:
             while open_requests:
-                sequence, answer = await answers.get()
-                index = open_requests[id(sequence.request)]
-                if isinstance(answer, StepError):
-                    answer = {"error": {"message": str(answer)}, "meta_info": {"id": sequence.request.rid}}
-                    del open_requests[id(sequence.request)]
-                elif answer["meta_info"]["finish_reason"] is not None:
-                    del open_requests[id(sequence.request)]
-                if batched:
-                    answer = {**answer, "index": index}
-                yield b"data: " + orjson.dumps(answer) + b"\n\n"
+                events: list[bytes] = []
+                for sequence, answer in await answers.get():
+                    index = open_requests[id(sequence.request)]
+                    if isinstance(answer, StepError):
+                        answer = {"error": {"message": str(answer)}, "meta_info": {"id": sequence.request.rid}}
+                        del open_requests[id(sequence.request)]
+                    elif answer["meta_info"]["finish_reason"] is not None:
+                        del open_requests[id(sequence.request)]
+                    if batched:
+                        answer["index"] = index
+                    events += (b"data: ", orjson.dumps(answer), b"\n\n")
+                yield b"".join(events)
             yield b"data: [DONE]\n\n"
         finally:
             if open_requests:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from miles_core.contracts.component import ComponentConfig
 from miles_core.contracts.environments import EpisodeTask, GenerateEnvironment
 from miles_core.data.group import Episode, Prompt
@@ -12,6 +14,8 @@ from miles_core.errors import EnvironmentFailure
 from miles_core.rollout.recorder import TrajectoryRecorder, status_of
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from miles_core.contracts.engines import EngineClient, Generation, Sampling
     from miles_core.contracts.families import ModelFamily, Tokenizer
 
@@ -33,7 +37,7 @@ class SingleTurn(GenerateEnvironment[SingleTurnConfig]):
 
     def __init__(self, config: SingleTurnConfig) -> None:
         super().__init__(config)
-        self._rendered: tuple[Prompt, list[int]] | None = None
+        self._rendered: tuple[Prompt, NDArray[np.int32]] | None = None
 
     async def generate(self, task: EpisodeTask, engine: EngineClient) -> Episode:
         """See `GenerateEnvironment.generate`. Raises `EnvironmentFailure` for a prompt that fills `max_tokens`."""
@@ -60,11 +64,11 @@ class SingleTurn(GenerateEnvironment[SingleTurnConfig]):
             messages=(*task.prompt.messages, reply.as_message()),
         )
 
-    def _render(self, prompt: Prompt) -> list[int]:
+    def _render(self, prompt: Prompt) -> NDArray[np.int32]:
         """The prompt's ids; those of the last prompt are kept, since a group asks for them `group_size` times."""
         if self._rendered is None or self._rendered[0] is not prompt:
             ids = self.family.render(prompt.messages, self.tokenizer, tools=prompt.tools, add_generation_prompt=True)
-            self._rendered = (prompt, ids)
+            self._rendered = (prompt, np.array(ids, np.int32))
         return self._rendered[1]
 
 
