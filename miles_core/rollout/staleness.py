@@ -14,14 +14,11 @@ __all__ = ["fresh_episodes", "reweighted", "span_of"]
 
 def span_of(group: Group) -> tuple[int, int] | None:
     """Oldest and newest version among the group's tokens that train; None when none does."""
-    oldest: list[int] = []
-    newest: list[int] = []
-    for trajectory in group.trajectories:
-        versions = trajectory.versions[trajectory.loss_mask]
-        if len(versions):
-            oldest.append(int(versions.min()))
-            newest.append(int(versions.max()))
-    return (min(oldest), max(newest)) if oldest else None
+    trajectories = group.trajectories
+    if not trajectories:
+        return None
+    versions = np.concatenate([t.versions for t in trajectories])[np.concatenate([t.loss_mask for t in trajectories])]
+    return (int(versions.min()), int(versions.max())) if len(versions) else None
 
 
 def fresh_episodes(group: Group, *, oldest_allowed: int) -> dict[int, Episode]:

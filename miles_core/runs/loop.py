@@ -186,7 +186,7 @@ class Run:
                 transport=config.transport.use,
             )
             self._rewind()
-            async with self._publisher.moving:
+            async with self._publisher.turn():
                 await self._publisher.publish(self.step)
         parts.environment.bind(parts.family, tokenizer)
         await parts.environment.setup()
@@ -333,7 +333,7 @@ class Run:
                 return groups
             self._ledger.rewind(self.step)
             await self.producer.restart(lambda: make_scheduler(self.config, self.components, self._ledger))
-            async with self._publisher.moving:
+            async with self._publisher.turn():
                 await self._publisher.publish(self.step)  # no engine starts with what it had cached
 
     async def _train(self, groups: Sequence[Group]) -> None:
@@ -350,7 +350,7 @@ class Run:
         if self._teacher is not None:
             with self._record.span("rollout", "teacher", number):
                 changed = await self._teacher.annotate(changed)
-        async with self._publisher.moving:
+        async with self._publisher.turn():
             with self._record.span("trainer", "train", number):
                 report, _ = await _both(self._trainer.train_step(changed), self._while_training(changed))
             self._publisher.begin(number)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 from miles_core.contracts.engines import Engine, PauseMode
@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 class Publisher:
     """Keeps the engines on the trainer's version.
 
-    `moving` is held while the trainer's weights change, until they are published: what is published under a version
+    A `turn` is held while the trainer's weights change, until they are published: what is published under a version
     number are that version's weights. Meanwhile, and between steps, engines that were drained or started again are
     looked after: as soon as one answers, it gets the current version.
     """
@@ -45,7 +45,7 @@ class Publisher:
         mode: PauseMode,
         transport: str,
     ) -> None:
-        self.moving = asyncio.Lock()
+        self._moving = asyncio.Lock()
         self._trainer = trainer
         self._pool = pool
         self._receiver = receiver
@@ -61,14 +61,23 @@ class Publisher:
         self.restarts = 0
         """How often an engine was started again. Whatever was in flight there has been asked for once more since."""
 
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Nobody else publishes inside. Raises what ends the care of the engines while it waits."""
+        await self.guarded(self._moving.acquire())
+        try:
+            yield
+        finally:
+            self._moving.release()
+
     def begin(self, version: int) -> None:
-        """Let the trainer prepare `version` already. Call with `moving` held, after the step and before `publish`."""
+        """Let the trainer prepare `version` already. Call in a `turn`, after the step and before `publish`."""
         if self._pool.urls:
             self._begun = version, asyncio.ensure_future(self._trainer.publish(version))
 
     async def publish(self, version: int) -> None:
-        """Make the engines serve the trainer's weights as `version`; without engines there is nobody to tell. Call with
-        `moving` held. Raises `PublishError`, or what ended the care of the engines."""
+        """Make the engines serve the trainer's weights as `version`; without engines there is nobody to tell. Call in a
+        `turn`. Raises `PublishError`, or what ended the care of the engines."""
         if not self._pool.urls:
             return
         self._raise_failure()
@@ -77,7 +86,7 @@ class Publisher:
         for left in reversed(range(_ATTEMPTS)):
             before = self.restarts
             try:
-                await self._send(version, None)
+                await self.guarded(self._send(version, None))
                 break
             except PublishError:
                 if not left or self._pool.drained.keys() != set(self._pool.urls):
@@ -87,7 +96,7 @@ class Publisher:
 
     async def hand_over(self, version: int, fleet: EnginePool, receiver: WeightReceiver) -> VersionPublished:
         """Bring `version`, which was published last, to the engines of another fleet too. Raises `PublishError`."""
-        async with self.moving:
+        async with self._moving:
             published = self._published
             assert published is not None, "nothing was published"
             assert published.version == version, f"version {published.version} was published last"
@@ -165,11 +174,11 @@ class Publisher:
             back = [url for url in self._pool.drained if await self._answers(url)]
             if not back:
                 continue
-            async with self.moving:
+            async with self._moving:
                 back = [url for url in back if url in self._pool.drained]
                 if back and self._version is not None:
                     # A failure drains it again, with the reason, which the error of the last request tells.
-                    with contextlib.suppress(PublishError):
+                    with suppress(PublishError):
                         await self._send(self._version, back)
 
     async def _answers(self, url: str) -> bool:
