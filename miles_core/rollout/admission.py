@@ -134,7 +134,9 @@ class AdmissionClient:
             await self._standing(self._hold.turn(self._priority + priority, self.queued.set))
             before = engine.interruptions
             part = await engine.generate(
-                np.concatenate((input_ids, np.array(sampled, np.int32))) if sampled else input_ids,
+                np.concatenate((np.asarray(input_ids, np.int32), np.array(sampled, np.int32)))
+                if sampled
+                else input_ids,
                 remainder(sampling, len(sampled)),
                 routing_key=routing_key,
                 priority=self._priority + priority,

@@ -250,7 +250,7 @@ class ClientConnection(asyncio.Protocol):
             await self._application(request, self)
             if not request.keep_alive:
                 self._closing = True
-        except Exception:
+        except Exception:  # an application's fault is told to its client and to the log, and ends no other connection
             _LOG.exception("%s %s", request.method.decode(), request.target.decode("latin-1"))
             if self._begun:
                 self.abort()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from miles_core.data.checksums import checksum
-
-__all__ = ["checksum", "differences"]
+__all__ = ["differences"]
 
 
 def differences(expected: dict[str, str], found: dict[str, str]) -> list[str]:

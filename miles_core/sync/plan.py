@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from miles_core.contracts.transports import TensorInfo
-from miles_core.sync.checksums import checksum
+from miles_core.data.checksums import checksum
 
 if TYPE_CHECKING:
     import torch

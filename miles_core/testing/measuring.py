@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from miles_core.contracts.transports import WeightTransport
 from miles_core.errors import MilesError
 from miles_core.plugins import PluginManager
 from miles_core.sync.auto import Measurement
@@ -56,7 +57,8 @@ def measure_publishes(
     first two are not counted: buffers are new then."""
     label = " ".join([use, *(str(v) for v in settings.values())])
     try:
-        best, checking = asyncio.run(_publishes(plugins, use, settings, weights, urls, repeats))
+        transport = plugins.create("miles_weight_transports", use, settings, WeightTransport)
+        best, checking = asyncio.run(_publishes(transport, use, weights, urls, repeats))
     except (MilesError, ImportError) as error:
         return Measurement(transport=label, failure=f"{type(error).__name__}: {error}")
     return Measurement(
@@ -70,22 +72,19 @@ def measure_publishes(
 
 
 async def _publishes(
-    plugins: PluginManager,
+    transport: WeightTransport[Any],
     use: str,
-    settings: dict[str, Any],
     weights: Sequence[tuple[str, torch.Tensor]],
     urls: Sequence[str],
     repeats: int,
 ) -> tuple[VersionPublished, float]:
     """The quickest publish, and the seconds that the checksums of one take when all cores compute them: a pass in the
     trainer, one an engine, and a second one an engine where the version was staged."""
-    from miles_core.contracts.transports import WeightTransport
     from miles_core.data.checksums import checksum, over_threads
     from miles_core.engines.pool import EnginePool
     from miles_core.sync.plan import host_bytes
     from miles_core.sync.transaction import publish
 
-    transport = plugins.create("miles_weight_transports", use, settings, WeightTransport)
     with tempfile.TemporaryDirectory() as directory:
         pool = EnginePool(urls, wait_for_weights=True)
         sender, receiver = transport.sender(Path(directory)), transport.receiver(Path(directory))

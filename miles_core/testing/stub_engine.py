@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 from aiohttp import web
 
-from miles_core.sync.checksums import checksum
+from miles_core.data.checksums import checksum
 from miles_core.testing.serving import served
 from miles_core.testing.stub_updates import StubUpdates
 

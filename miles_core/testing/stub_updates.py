@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from miles_core.sync.checksums import checksum
+from miles_core.data.checksums import checksum
 
 if TYPE_CHECKING:
     from miles_core.testing.stub_engine import StubEngine

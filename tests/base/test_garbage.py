@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from miles_core.garbage import Freezer
+from miles_core.garbage import Freezer, settle, unsettle
 
 
 class Thing:
@@ -76,3 +76,15 @@ def test_the_collector_is_left_as_it_was() -> None:
     Freezer().close()
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
+
+
+def test_what_has_settled_is_not_walked_until_that_is_undone() -> None:
+    before, after = Thing(), None
+    settle()
+    assert gc.isenabled()
+    after = Thing()
+    seen = gc.get_objects()
+    assert any(found is after for found in seen)
+    assert all(found is not before for found in seen)
+    unsettle()
+    assert any(found is before for found in gc.get_objects())

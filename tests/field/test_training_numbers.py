@@ -20,6 +20,7 @@ from miles_core.contracts.engines import Sampling  # noqa: E402
 from miles_core.contracts.environments import EpisodeTask  # noqa: E402
 from miles_core.contracts.objective import BatchColumns  # noqa: E402
 from miles_core.contracts.rewards import Sample  # noqa: E402
+from miles_core.data.checksums import checksum  # noqa: E402
 from miles_core.data.group import Batch, Episode, Group, Prompt  # noqa: E402
 from miles_core.data.tokenizer import load_tokenizer  # noqa: E402
 from miles_core.data.trajectory import Status, Trajectory  # noqa: E402
@@ -30,7 +31,6 @@ from miles_core.objective.none import NoAdvantages  # noqa: E402
 from miles_core.objective.reinforce_pp import ReinforcePlusPlus, ReinforcePlusPlusConfig  # noqa: E402
 from miles_core.objective.supervised import Supervised as SupervisedTerm  # noqa: E402
 from miles_core.rollout.environments.supervised import Supervised, SupervisedConfig  # noqa: E402
-from miles_core.sync.checksums import checksum  # noqa: E402
 from miles_core.sync.shared_memory import SharedMemoryTransport  # noqa: E402
 from miles_core.sync.transaction import publish  # noqa: E402
 from miles_core.testing.stub_engine import StubEngine, hashed_script, stub_engine  # noqa: E402

@@ -17,6 +17,7 @@ from miles_core.contracts.component import ComponentConfig
 from miles_core.contracts.engines import Engine
 from miles_core.contracts.launchers import ProcessSpec
 from miles_core.contracts.transports import Published, TensorInfo
+from miles_core.data.checksums import checksum
 from miles_core.data.group import Batch, Group
 from miles_core.errors import NumericsError
 from miles_core.plugins import PluginManager
@@ -24,7 +25,6 @@ from miles_core.rollout.ledger import Ledger
 from miles_core.runs import loop
 from miles_core.runs.directory import RunDirectory
 from miles_core.runs.loop import Run, train
-from miles_core.sync.checksums import checksum
 from miles_core.testing.stub_engine import StubEngine, hashed_script, stub_engine
 
 ROOT = Path(__file__).parents[2]

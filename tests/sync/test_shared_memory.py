@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from miles_core.contracts.transports import Published  # noqa: E402
-from miles_core.sync.checksums import checksum  # noqa: E402
+from miles_core.data.checksums import checksum  # noqa: E402
 from miles_core.sync.shared_memory import SharedMemorySender  # noqa: E402
 from miles_core.sync.staging import aligned_offsets  # noqa: E402
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from miles_core.contracts.transports import Published, WeightReceiver, WeightSender
+from miles_core.data.checksums import checksum
 from miles_core.errors import PublishError
-from miles_core.sync.checksums import checksum
 from miles_core.testing.kit import Case, Check
 from miles_core.testing.stub_engine import StubEngine, hashed_script, stub_engine
 
